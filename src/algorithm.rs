@@ -1,4 +1,5 @@
-//! Rate-limiting algorithms: how a limit counts admissions, how exactly, and in how much memory.
+//! Rate-limiting algorithms: how a limit counts admissions, how exact it is, and how much memory it
+//! needs.
 //!
 //! The default is an exact [`SLIDING_LOG`](Algorithm::SLIDING_LOG):
 //!
@@ -25,15 +26,16 @@
 //!
 //! One check can combine limits of different algorithms. For all algorithms:
 //!
-//! 1. `retry_after` is exact: the first moment at which the check is admitted if nothing else
-//!    arrives. [`decision`](crate::decision) lists the exceptions.
-//! 2. An admission with an id from its caller has its own entry. So has a
-//!    [reservation](crate::Limiter::reserve) until it is settled or expires. Other admissions have
-//!    their own entries only under `log`. The other algorithms add them up, so a repeated check
-//!    counts twice, and cannot be refunded.
+//! 1. `retry_after` is exact: it ends at the first moment at which the check is admitted if no
+//!    other check arrives. [`decision`](crate::decision) lists the exceptions.
+//! 2. An admission with an id from its caller has its own entry. A
+//!    [reservation](crate::Limiter::reserve) also has one until it is settled or expires. All other
+//!    admissions have their own entries only under `log`. The other algorithms add such admissions
+//!    up, so a repeated check counts twice and cannot be refunded.
 //! 3. Except under `log`, a key has at most 10,000 entries for admissions with ids and for
-//!    reservations. Admissions beyond that count for their whole window. Settling one before its
-//!    lease ends changes nothing. A later settlement counts in addition.
+//!    reservations. Admissions beyond that count for their whole window. Settling such an admission
+//!    before its lease ends changes nothing. A settlement after the lease has ended counts in
+//!    addition.
 //! 4. A limit whose algorithm changes starts anew. The old entries expire.
 
 use std::borrow::Cow;
@@ -83,12 +85,13 @@ impl Algorithm {
     pub const SLIDING_LOG: Self = Self { kind: Kind::Log };
 
     /// Two counters, one for the current clock window and one for the previous. Units in the
-    /// previous window are weighted by its overlap with the sliding window. Clock windows begin at
-    /// multiples of their length since the Unix epoch.
+    /// previous window are weighted by that window's overlap with the sliding window. Clock windows
+    /// begin at multiples of their length since the Unix epoch.
     ///
     /// The estimate assumes that the previous window's units are spread evenly, and is rounded up.
-    /// If they came late, it is too low, and up to `2 L − 1` units can be in a sliding window. If
-    /// they came early, it is too high, and units count for up to a window longer than they should.
+    /// If they came late, the estimate is too low, and up to `2 L − 1` units can be in a sliding
+    /// window. If they came early, the estimate is too high, and units count for up to a window
+    /// longer than they should.
     pub const SLIDING_WINDOW_COUNTER: Self = Self {
         kind: Kind::Counter,
     };
@@ -141,7 +144,8 @@ impl Algorithm {
         }
     }
 
-    /// The time recorded for an admission at `now`. The admission counts until one window after it.
+    /// The time recorded for an admission at `now`. The admission counts until one window after
+    /// that time.
     pub(crate) fn recorded_at(self, now: u64, window: u64) -> u64 {
         match self.kind {
             Kind::Log => now,

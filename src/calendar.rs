@@ -5,23 +5,23 @@
 //!
 //! 1. A period begins at midnight in its time zone, or at the full hour. So a day on which daylight
 //!    saving begins or ends has 23 or 25 hours, and an hour that the clock repeats is a two-hour
-//!    period. Weeks begin on Monday (ISO 8601). Months begin on the first day, or on another one
-//!    from 1 to 28: `month(15)` begins on the 15th, such as the day on which a contract began.
+//!    period. Weeks begin on Monday (ISO 8601). Months begin on day 1, or on another day from 1 to
+//!    28 if you choose one. For example, `month(15)` fits a contract that began on the 15th.
 //! 2. All units come back at once when the period ends. So a client can spend the limit just before
 //!    the end and again just after it, as with a [fixed window](crate::Algorithm::FIXED_WINDOW).
-//! 3. The store's clock decides: with Redis, the server's. A process only sends the ends of the
-//!    periods around its current one. So if its clock is off by less than two periods, a period
-//!    never begins twice or ends early. If it is more than two periods ahead, or more than three
-//!    behind, the process's checks fail.
+//! 3. The store's clock decides. With Redis, this is the server's clock. A process only sends the
+//!    ends of the periods around its current one. So if its clock is off by less than two periods,
+//!    a period never begins twice or ends early. If the clock is more than two periods ahead, or
+//!    more than three behind, the process's checks fail.
 //! 4. `Retry-After`, the reset time, `RateLimit` and a refusal's body all give the period's end.
 //! 5. Limits that differ in period, first day or time zone are counted separately. Time zones are
-//!    compared by name, so `Asia/Calcutta` and `Asia/Kolkata` are two, although their rules are the
-//!    same.
+//!    compared by name, so `Asia/Calcutta` and `Asia/Kolkata` count as two zones, although their
+//!    rules are the same.
 //! 6. Processes that share limits need the same edition of the time zone database. If editions
 //!    disagree about a period's end, each admission counts until the end that its own process
-//!    knows. So the processes never admit more than the limit between two neighbouring ends, but up
-//!    to twice the limit in either edition's period. Update all processes before the end that
-//!    moves.
+//!    knows. So the processes never admit more than the limit between two neighbouring ends, but
+//!    they may admit up to twice the limit in a period of either edition. Update all processes
+//!    before the first end that differs.
 //!
 //! ```
 //! use tower_sliding_window::Limit;
@@ -51,7 +51,7 @@ static ZONES: RwLock<Vec<TimeZone>> = RwLock::new(Vec::new());
 
 const HOUR: u64 = 3_600_000_000;
 
-/// The periods by which a limit counts, and their time zone.
+/// The periods in which a limit counts, and their time zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Calendar {
     period: Period,
@@ -81,8 +81,9 @@ impl Calendar {
         }
     }
 
-    /// Returns a number that other algorithms do not use. Calendars of one time zone and first day
-    /// share it even if their periods differ, since their windows tell them apart.
+    /// Returns a number that other algorithms do not use. Calendars with the same time zone and
+    /// first day share this number even if their periods differ, since their windows tell them
+    /// apart.
     pub(crate) const fn number(self) -> u16 {
         let from_day = if let Period::Month(day) = self.period {
             day
@@ -125,7 +126,7 @@ impl Calendar {
                 (monday.into(), number.weeks())
             }
             Period::Month(day) => {
-                // A date before `day` is in the period that began the month before.
+                // A date before `day` belongs to the period that began in the previous month.
                 let after_first = i64::from(day - 1).days();
                 let first = date.checked_sub(after_first).ok()?.first_of_month();
                 (first.checked_add(after_first).ok()?.into(), number.months())

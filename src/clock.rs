@@ -1,4 +1,4 @@
-//! The clocks that stores decide by, and times as numbers.
+//! The clocks that stores use for decisions, and conversions between times and numbers.
 
 use std::{
     fmt,
@@ -48,8 +48,9 @@ impl ManualClock {
         }))
     }
 
-    /// Calls `hook` after each reading, on the reading thread, so a test can stop it between its
-    /// reading and its decision. Only a clock's first hook is called.
+    /// Calls `hook` after each reading, on the thread that reads the clock. So a test can stop that
+    /// thread between its reading and its decision. If a clock gets several hooks, only the first
+    /// one is called.
     pub fn after_reading(&self, hook: impl Fn() + Send + Sync + 'static) {
         let _ = self.0.after_reading.set(Box::new(hook));
     }
@@ -65,7 +66,7 @@ impl ManualClock {
         self.set(|now| now.saturating_sub(micros(by)));
     }
 
-    /// The time shown.
+    /// The time that the clock shows.
     pub fn now(&self) -> SystemTime {
         system_time(self.micros())
     }
@@ -101,11 +102,11 @@ impl Default for ManualClock {
 /// The clock for a store in this process.
 #[derive(Clone)]
 pub(crate) enum Clock {
-    /// Time since this moment by tokio's clock, which tests can pause and which needs no runtime.
-    /// Steps of the system clock do not affect it.
+    /// Time since this moment by tokio's clock, which tests can pause, and which does not need a
+    /// runtime. Steps of the system clock do not affect it.
     Monotonic(Instant),
-    /// The system time at the start, plus the time since then by tokio's clock. It follows steps of
-    /// the system clock by more than a second, such as after the machine was suspended.
+    /// The system time at the start, plus the time since then by tokio's clock. It follows every
+    /// step of the system clock above one second, for example after the machine was suspended.
     Following(Arc<Following>),
     Manual(ManualClock),
 }
@@ -114,15 +115,15 @@ pub(crate) enum Clock {
 /// larger difference is a step.
 const STEP: u64 = 1_000_000;
 
-/// The longest time between reading the two clocks. If more passes, the thread has stalled, and the
-/// readings are dropped.
+/// The longest accepted time between the readings of the two clocks. If more time passes, the
+/// thread has stalled, and the readings are dropped.
 const PRECISION: Duration = Duration::from_millis(100);
 
 pub(crate) struct Following {
     started: Instant,
-    /// The moment `started`, by a clock that tests cannot pause.
+    /// The same moment as `started`, by a clock that tests cannot pause.
     really_started: time::Instant,
-    /// The system time at `started`, adjusted by the steps followed since.
+    /// The system time at `started`, adjusted by all steps that this clock has followed since then.
     epoch: AtomicU64,
     /// When the clocks were last compared, in microseconds since the start.
     compared_at: AtomicU64,
@@ -149,9 +150,9 @@ impl Following {
         }
     }
 
-    /// Follows the system clock if it has stepped. `system` is its time, `elapsed` the time since
-    /// the start, and `known` the epoch before both were read. If another thread has followed a
-    /// step since, these readings are stale and are dropped.
+    /// Follows the system clock if it has stepped. `system` is the system time, `elapsed` is the
+    /// time since the start, and `known` is the epoch before both were read. If another thread has
+    /// followed a step in the meantime, these readings are stale and are dropped.
     fn follow(&self, known: u64, elapsed: u64, system: u64) {
         let epoch = system.saturating_sub(elapsed);
         if epoch.abs_diff(known) > STEP {

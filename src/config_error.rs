@@ -4,7 +4,7 @@ use std::{borrow::Cow, error, fmt};
 
 /// A wrong setting. The text names the value, and says what is wrong with it.
 ///
-/// It shows at most a URL's scheme, since the rest may be part of a password.
+/// The text shows at most the scheme of a URL, since the rest may be part of a password.
 ///
 /// ```
 /// use std::time::Duration;

@@ -103,7 +103,7 @@ impl Error {
         self
     }
 
-    /// True if the failure is transient, so a caller with time to wait asks again.
+    /// True if the failure may be transient, so a caller that still has time to wait asks again.
     pub(crate) fn may_pass(&self) -> bool {
         match self {
             Self::TimedOut { .. } => true,
@@ -182,32 +182,33 @@ impl From<StoreError> for Error {
 #[derive(Clone, Debug)]
 pub struct StoreError {
     doing: &'static str,
-    /// What kept the store from its work.
+    /// The kind of failure.
     pub kind: StoreErrorKind,
     pub(crate) is_of_one_check: bool,
     cause: Arc<dyn error::Error + Send + Sync>,
 }
 
-/// What kept a store from its work.
+/// The kind of a store failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StoreErrorKind {
-    /// A setting is wrong: the cause's text names it. The cause is a [`ConfigError`], unless only
-    /// the server reveals the mistake, such as a database that it does not have.
+    /// A setting is wrong, and the cause's text names it. The cause is usually a [`ConfigError`].
+    /// Some mistakes can be found only by the server: for example, it may not have the chosen
+    /// database. The cause is then the server's error.
     Config,
     /// The server refused the user, the password, or a command that this user may not run.
     Denied,
     /// There is no connection to the server, or the connection broke.
     Unreachable,
-    /// The server did not answer in time, or the check was not sent because so many were waiting
-    /// that its reply would have come too late.
+    /// The server did not answer in time. Or the check was not sent, since so many checks were
+    /// waiting that its reply would have come too late.
     TimedOut,
     /// The server does not accept writes: it is a replica, has too few replicas, or could not save
     /// its data.
     ReadOnly,
     /// The server is still loading its data after a start, or one script has been running too long.
     Busy,
-    /// There is no memory for the admission.
+    /// The store has no memory left for the admission.
     OutOfMemory,
     /// The key holds another application's value.
     WrongType,

@@ -1,7 +1,7 @@
 //! Keys: each key's units are counted separately.
 //!
-//! 1. A key is a namespace and a value. Equal values in different namespaces are different keys, so
-//!    an address never collides with an API key or user name that looks like it.
+//! 1. A key consists of a namespace and a value. Equal values in different namespaces are different
+//!    keys, so an address never collides with an API key or user name that looks like it.
 //! 2. A value can be personal, so [`Debug`](std::fmt::Debug) shows only the namespace, and
 //!    `RedisStore` sends only a digest. Readers of Redis can still brute-force guessable values,
 //!    unless the store has a [`Secret`](crate::Secret).
@@ -22,7 +22,7 @@
 //! # The key of a layer
 //!
 //! A string becomes a key without a namespace. A layer's extractor makes keys in its own namespace,
-//! so its key for `acme` differs from the string's:
+//! so its key for `acme` differs from the key that the string becomes:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -55,7 +55,7 @@ pub struct Key {
     value: Value,
 }
 
-/// The longest short value in bytes. A larger number would make every `Value` larger.
+/// The maximum length of a short value, in bytes. A larger number would make every `Value` larger.
 const SHORT: usize = 22;
 
 /// The bytes of a key. Short values, such as addresses, hashes and most names, are stored inline:
@@ -105,8 +105,8 @@ impl Key {
     }
 }
 
-/// Makes a key without a namespace, as for all strings, numbers and addresses: see [the key of a
-/// layer](self#the-key-of-a-layer).
+/// Makes a key without a namespace. Keys from numbers and addresses do not have one either: see
+/// [the key of a layer](self#the-key-of-a-layer).
 impl From<&str> for Key {
     fn from(value: &str) -> Self {
         Self::new("", value)
@@ -127,7 +127,7 @@ impl From<u64> for Key {
 }
 
 /// Makes a key from the address as text. An IPv4-mapped IPv6 address has the IPv4 address's key.
-/// [`PeerIp`](crate::PeerIp) makes other keys: see its method `key`.
+/// [`PeerIp`](crate::PeerIp) makes different keys: see its method `key`.
 impl From<IpAddr> for Key {
     fn from(address: IpAddr) -> Self {
         Self::from(address.to_canonical().to_string())
@@ -169,14 +169,16 @@ impl fmt::Debug for Key {
     }
 }
 
-/// Computes digests, by which a table finds the entry for a limit and a key. They are keyed by
-/// random bits per process (SipHash), so clients, who choose their keys, cannot cause collisions.
+/// Computes the digests under which a table stores the entry for a limit and a key. They are keyed
+/// by random bits per process (SipHash), so clients, who choose their keys, cannot cause
+/// collisions.
 #[derive(Debug, Default)]
 pub(crate) struct Digester(RandomState);
 
 impl Digester {
-    /// Returns a 128-bit digest that stands in for the limit and key. Its lower half is their
-    /// 64-bit digest. `name` is the limit's name, and `rest` encodes the rest of its identity.
+    /// Returns a 128-bit digest that stands in for the limit and the key. Its lower half is their
+    /// 64-bit digest. `name` is the limit's name, and `rest` encodes the rest of the limit's
+    /// identity.
     ///
     /// The upper half is a multiply-fold hash keyed by the lower half. Two inputs whose lower
     /// halves collide by chance have the same factors, which are random and unknown to clients.
@@ -245,8 +247,9 @@ fn join(parts: &[&[u8]], bytes: &mut [u8]) -> Option<usize> {
 pub(crate) type ByDigest<T> = HashMap<u64, T, BuildHasherDefault<Prehashed>>;
 
 /// Makes room for one more entry. If the table is full, removes the entries that are not in use,
-/// and grows the table to twice the rest. So walks through the table take amortized O(1) for each
-/// new entry, and it has room for at most twice the entries that were ever in use at once.
+/// and grows the table to twice the number of entries that remain. So walks through the table take
+/// amortized O(1) for each new entry. The table has room for at most twice as many entries as were
+/// ever in use at once.
 pub(crate) fn make_room<K: Eq + Hash, V, S: BuildHasher>(
     table: &mut HashMap<K, V, S>,
     mut is_in_use: impl FnMut(&mut V) -> bool,

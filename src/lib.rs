@@ -89,26 +89,28 @@
 //! # Stores
 //!
 //! [`MemoryStore`] counts within one process, without a runtime or a task. `RedisStore` shares
-//! limits between processes: on one server, behind sentinels, or on a cluster. Each decision is one
-//! script on Redis 6.2 or newer, by the server's clock. Checks that arrive while a script is in
-//! flight are batched into the next one. Clones of a store share its connections,
+//! limits between processes: on one server, behind sentinels, or on a cluster. Each decision runs
+//! as one script on Redis 6.2 or newer, and uses the server's clock. Checks that arrive while a
+//! script is in flight are batched into the next one. Clones of a store share its connections,
 //! [breaker](limiter::Breaker) and [refusal cache](Limiter::refusal_cache). [`store::from_url`]
 //! chooses a store at run time.
 //!
 //! # Guarantees
 //!
 //! * With Redis up, a window never admits more than the limit. Limits with an [`algorithm`] other
-//!   than the exact log, or that [count afterwards](KeyedLimit::count_afterwards), promise less.
+//!   than the exact log promise less. So do limits that [count
+//!   afterwards](KeyedLimit::count_afterwards).
 //! * A refusal does not charge any limit. On a cluster, a check with several keys is decided by all
-//!   its slots at the same time. If one refuses, what the others have counted is given back.
-//! * A refusal's retry time is the first moment at which the same check would pass. If only
-//!   reservations are in the way, it is short. Where this moment is not known, the retry time is a
-//!   lower bound: see [`decision`].
+//!   its slots at the same time. If one slot refuses, the units that the other slots have counted
+//!   are given back.
+//! * A refusal's retry time ends at the first moment at which the same check would pass. If only
+//!   reserved units stand in the way, the retry time is short. If this moment is not known, the
+//!   retry time is a lower bound: see [`decision`].
 //! * A request waits for decisions at most the longest [deadline](RateLimitLayer::deadline) among
 //!   its layers, plus 5 ms for each layer that finds its deadline used up. The default deadline
 //!   follows the store's round trip: 50 ms next to the store, and at most 1 s. A layer that [waits
 //!   for capacity](RateLimitLayer::wait_up_to) adds its wait.
-//! * API keys leave the process as keyed hashes only.
+//! * API keys leave the process only as keyed hashes.
 //!
 //! Failover, eviction, clock steps and outages weaken these guarantees:
 //! [`guide::what_happens_when`] says by how much.
@@ -124,7 +126,7 @@
 //! | `serde` | no | the text of a [`Limit`] in configurations: `Serialize` and `Deserialize` |
 //! | `tls` | no | `rediss://` URLs, by rustls, with the crypto provider that the program installs: see [`guide::existing_connections`] |
 //! | `credentials` | no | passwords and tokens that change: see [`guide::existing_connections`] |
-//! | `tracing` | yes | log lines for setup errors, an unavailable store and others: at most one a second of each kind for each layer or limiter |
+//! | `tracing` | yes | log lines for setup errors, an unavailable store and others: at most one line of each kind per second, for each layer or limiter |
 //! | `grpc` | no | `GrpcResponse`, [`PeerIp`] and [`ClientIp`] with tonic's peer address, and a [`Rejection`] is a `tonic::Status`: see [`guide::grpc`] |
 //! | `test-util` | no | the module `testing`, for `[dev-dependencies]`: see [`guide::testing_your_limits`] |
 //! | `metrics` | no | counters, gauges and histograms for the program's recorder: see [`metrics`](mod@metrics) |

@@ -1,4 +1,4 @@
-//! Log lines: at most one a second of each kind, and none without the feature `tracing`.
+//! Log lines: at most one line of each kind per second, and none without the feature `tracing`.
 //!
 //! Calls look the same with and without the feature, so callers need no `cfg`:
 //!
@@ -22,7 +22,7 @@ use std::{
 #[cfg(feature = "tracing")]
 pub(crate) use tracing::{error, info, warn};
 
-/// The time between two lines of one kind.
+/// The shortest time between two lines of the same kind.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Lets one line a second pass and counts the others.
@@ -78,7 +78,8 @@ impl fmt::Display for Chain<'_> {
     }
 }
 
-/// Replaces the log macros if the feature `tracing` is off. Uses the fields, and writes nothing.
+/// Replaces the log macros if the feature `tracing` is off. It uses the fields, but does not write
+/// anything.
 #[cfg(not(feature = "tracing"))]
 macro_rules! no_line {
     ($($(%)? $(?)? $field:ident,)* $message:literal) => {{

@@ -2,18 +2,18 @@
 //!
 //! | name | kind | unit | labels | counts or measures |
 //! |---|---|---|---|---|
-//! | `rate_limit_decisions_total` | counter | decisions | `layer`; `limit`: the limit's name; `outcome`: `allowed`, `refused`, `shadow_refused` | how often a limit was part of an admission, refused, or would have refused in [shadow mode](crate::KeyedLimit::in_shadow); units counted [afterwards](crate::KeyedLimit::count_afterwards), and charges at no cost, such as those from [`peek`](crate::Limiter::peek), are left out |
-//! | `rate_limit_rejections_total` | counter | requests | `layer`; `kind`: `limited`, `never_fits`, `no_key`, `not_set_up`, `denied`, `banned`, `unavailable` | how often a layer responded without calling the service, or a handler by a [`Rejection`](crate::Rejection): with 429 over a limit, with 429 because the cost is above a limit, with a 4xx because of the key, with 500 because the server is not set up to find a key or to hold a place, with 403, by a [ban](crate::KeyedLimit::ban), with 503 |
+//! | `rate_limit_decisions_total` | counter | decisions | `layer`; `limit`: the limit's name; `outcome`: `allowed`, `refused`, `shadow_refused` | how often a limit was part of an admission, refused a check, or would have refused one in [shadow mode](crate::KeyedLimit::in_shadow); units counted [afterwards](crate::KeyedLimit::count_afterwards), and charges at no cost, such as those from [`peek`](crate::Limiter::peek), are left out |
+//! | `rate_limit_rejections_total` | counter | requests | `layer`; `kind`: `limited`, `never_fits`, `no_key`, `not_set_up`, `denied`, `banned`, `unavailable` | how often a layer responded without calling the service, or a handler returned a [`Rejection`](crate::Rejection). The kinds are, in order: a 429 over a limit, a 429 because the cost is above a limit, a 4xx because of the key, a 500 because the server is not set up to find a key or to hold a place, a 403, a response to a [banned](crate::KeyedLimit::ban) key, and a 503 |
 //! | `rate_limit_uncounted_total` | counter | requests | `layer` | how often a layer let an [exempt](crate::RateLimitLayer::exempt) request pass without looking at its limits |
-//! | `rate_limit_failures_total` | counter | failures | `layer`; `cause`: `timed_out`, `unavailable`, `breaker_open`, `not_given_back` | how often a check, a settlement or a reset failed: see [`Error`](crate::Error). `not_given_back`: how often units of a check that [several slots](crate::store::RedisSource::cluster) have refused were not found again |
-//! | `rate_limit_degraded_total` | counter | requests | `layer`; `mode`: `open`, `closed`, `local` | how often a layer's [failure mode](crate::limiter::FailureMode) decided; how often a handler answered 503 by a [`Rejection`](crate::Rejection) |
+//! | `rate_limit_failures_total` | counter | failures | `layer`; `cause`: `timed_out`, `unavailable`, `breaker_open`, `not_given_back` | how often a check, a settlement or a reset failed: see [`Error`](crate::Error). `not_given_back`: how often a check on [several slots](crate::store::RedisSource::cluster) was refused, but units that one of them had counted were not found again |
+//! | `rate_limit_degraded_total` | counter | requests | `layer`; `mode`: `open`, `closed`, `local` | how often a layer's [failure mode](crate::limiter::FailureMode) decided, or a handler returned a [`Rejection`](crate::Rejection) with the status 503 |
 //! | `rate_limit_refusal_cache_hits_total` | counter | refusals | | refusals by the [refusal cache](crate::Limiter::refusal_cache), without asking the store |
 //! | `rate_limit_prefetch_hits_total` | counter | checks | | admissions out of [prefetch](crate::limit::prefetch), without asking the store |
-//! | `rate_limit_breakers_open` | gauge | breakers | | open [breakers](crate::limiter::Breaker): 0 or 1 for one `RedisStore`, on a cluster one for each node or group of nodes that fails, unless a limiter or layer has its own breaker |
-//! | `rate_limit_batch_checks` | histogram | checks and settlements | | batch size as sent to Redis |
+//! | `rate_limit_breakers_open` | gauge | breakers | | open [breakers](crate::limiter::Breaker): 0 or 1 for one `RedisStore`, and on a cluster one for each failing node or group of nodes, unless a limiter or layer has its own breaker |
+//! | `rate_limit_batch_checks` | histogram | checks and settlements | | the size of each batch that is sent to Redis |
 //! | `rate_limit_queue_checks` | histogram | checks and settlements | | how many still wait when a batch is sent |
-//! | `rate_limit_queue_full_total` | counter | checks and settlements | | how many failed at once, because they would have been answered after the deadline, or because 65,536 waited |
-//! | `rate_limit_script_seconds` | histogram | seconds | | time from sending a batch to its reply or error, without the wait of its checks in the queue, or for a connection |
+//! | `rate_limit_queue_full_total` | counter | checks and settlements | | how many failed at once, because they would have been answered after the deadline, or because 65,536 others were already waiting |
+//! | `rate_limit_script_seconds` | histogram | seconds | | time from sending a batch to its reply or error, without the time that its checks wait in the queue or for a connection |
 //!
 //! 1. Metrics need the feature `metrics`, which is off by default. Without it, no metrics code is
 //!    compiled.
@@ -25,9 +25,9 @@
 //!    [share](crate::limiter::Share), count too.
 //! 4. Each failed check, settlement or reset counts as one failure, whatever the failure mode does.
 //!    Probes do not count.
-//! 5. A rejection counts once, for the layer that made it. A responder that calls its
-//!    `into_response` counts it again, under the empty layer. A request that is charged and not
-//!    rejected is not in any request counter; `rate_limit_decisions_total` counts it, once per
+//! 5. A rejection counts once, for the layer that made it. A responder that calls the rejection's
+//!    `into_response` counts it again, under the empty layer name. A request that is charged and
+//!    not rejected is not in any request counter; `rate_limit_decisions_total` counts it, once per
 //!    limit. A request whose [chosen](crate::KeyedLimit::chosen) limits are all `None`, or that
 //!    costs nothing, is not counted at all.
 //! 6. Labels never contain a key or other text from a client. The number of series depends only on
@@ -46,13 +46,13 @@
 //! | alert on | reason |
 //! |---|---|
 //! | `rate_limit_breakers_open` above 0 | a store has failed repeatedly and is not asked, so failure modes decide |
-//! | an increase of `rate_limit_degraded_total` | the store did not decide. By `mode`: limits were not enforced, requests got a 503, or a share decided |
+//! | an increase of `rate_limit_degraded_total` | the store did not decide. Depending on `mode`, limits were not enforced, requests got a 503, or a share decided |
 //! | an increase of `rate_limit_rejections_total{kind="never_fits"}` | a limit is smaller than the cost of a request, so waiting does not help the client |
 //! | an increase of `rate_limit_rejections_total{kind="not_set_up"}` | the server does not know its peers, or its bodies cannot [hold places](crate::guide::at_most_n_at_once#bodies), so requests get a 500 |
 //! | an increase of `rate_limit_queue_full_total` | Redis decides fewer checks than arrive |
 //!
 //! A counter appears with its first event, so `rate` and `increase` in Prometheus miss that event.
-//! An alert on it must also look for a new counter:
+//! An alert on such a counter must also look for a new counter:
 //!
 //! ```text
 //! increase(rate_limit_degraded_total[5m]) > 0
@@ -67,9 +67,10 @@
 //! # Buckets
 //!
 //! Histogram buckets have to fit the values. A batch has at most 64 checks, or 128 equal ones. At
-//! most 65,536 checks wait in the queue. Time histograms need a boundary at the deadline. It is 50
-//! ms by default next to Redis. If Redis is farther away, it is a little more than five round
-//! trips, at most 1 s; then add boundaries at one, two, three and five round trips.
+//! most 65,536 checks wait in the queue. Time histograms need a boundary at the deadline. The
+//! default deadline is 50 ms next to Redis. If Redis is farther away, it is a little more than five
+//! round trips, but at most 1 s. In that case, also add boundaries at one, two, three and five
+//! round trips.
 //!
 //! ```
 //! # #[cfg(feature = "metrics")]
@@ -125,8 +126,8 @@ macro_rules! record {
     };
 }
 
-/// Describes all metrics to the current recorder, unless the last descriptions went to it. A
-/// process may install a recorder at any time, and a test may have one per thread.
+/// Describes all metrics to the current recorder, unless it was the last recorder to get the
+/// descriptions. A process may install a recorder at any time, and a test may have one per thread.
 #[cfg(feature = "metrics")]
 fn describe() {
     use std::{

@@ -4,8 +4,8 @@
 //!    access tokens.
 //! 2. `RedisStoreBuilder::secret` hashes all keys written to Redis.
 //!
-//! One secret may serve both uses. Each has its own domain, so its hashes reveal nothing about the
-//! other's.
+//! One secret may serve both uses. Each use has its own domain, so the hashes for one use reveal
+//! nothing about those for the other.
 
 use std::{array, fmt};
 
@@ -15,9 +15,9 @@ use crate::{config_error::ConfigError, key::Key};
 
 const MIN_BYTES: usize = 16;
 
-/// Public texts, which must not serve as secrets. The first is the command that makes a secret: if
-/// no shell has run it, a configuration may contain it instead of its output. The other three are
-/// from examples.
+/// Public texts, which must not serve as secrets. The first is from the command that makes a
+/// secret. If no shell has run this command, a configuration may contain the command itself instead
+/// of its output. The other three texts are from examples.
 const PUBLIC: [&str; 4] = [
     "openssl rand",
     "32 random bytes, the same on every instance",
@@ -36,20 +36,20 @@ const CREDENTIALS: &str = "tower-sliding-window api key v1";
 
 /// A secret for keyed hashes. Use the same secret on all instances that share a store.
 ///
-/// Contains only a key derived from the secret, which `Debug` does not show. With a new secret,
-/// every key has a new hash, so all windows start empty.
+/// This type contains only a key derived from the secret, and `Debug` does not show that key. With
+/// a new secret, every key has a new hash, so all windows start empty.
 #[derive(Clone)]
 pub struct Secret {
     key: [u8; 32],
 }
 
 impl Secret {
-    /// A secret of at least 16 bytes, such as from `openssl rand -hex 32`. Keep it out of the
-    /// source: read it from the environment or a file.
+    /// Makes a secret from at least 16 bytes, such as the output of `openssl rand -hex 32`. Keep
+    /// the secret out of the source: read it from the environment or a file.
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] if the secret has less than 16 bytes, contains text from an example, or
+    /// [`ConfigError`] if the secret has fewer than 16 bytes, contains text from an example, or
     /// repeats a single byte.
     pub fn new(secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
         let secret = secret.as_ref();
@@ -90,8 +90,8 @@ impl Secret {
         self.domain(CREDENTIALS)
     }
 
-    /// Derives the secret for a domain, which is a purpose for hashing. One domain's hashes reveal
-    /// nothing about another's.
+    /// Derives the secret for a domain, which is a purpose for hashing. The hashes in one domain
+    /// reveal nothing about those in another domain.
     pub(crate) fn domain(&self, name: &str) -> Self {
         let key = derive_key(name, &self.key);
         Self { key }
@@ -118,7 +118,7 @@ impl fmt::Debug for Secret {
 mod tests {
     use super::*;
 
-    /// If a new version made other hashes, all windows would start empty.
+    /// If a new version made different hashes, all windows would start empty.
     #[test]
     fn the_hash_stays_what_it_is() {
         let secret = Secret::new("a secret that only the tests know").unwrap();

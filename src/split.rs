@@ -1,27 +1,28 @@
 //! Split limits (sharded counters), for a key that is too hot for one Redis Cluster node.
 //!
-//! A key lives on one cluster node, which decides all its requests. A [`Split`] counts a limit in
-//! parts. Each part has its own key, so the keys spread over all nodes. On a single server a split
-//! gains nothing.
+//! A key lives on one cluster node, which decides all requests for this key. A [`Split`] counts a
+//! limit in parts. Each part has its own key, so the keys spread over all nodes. On a single server
+//! a split gains nothing.
 //!
 //! 1. A limit of `n` units in `k` parts becomes `k` limits of `n / k` units, rounded down, under
 //!    the same name. Each check is charged to one part, so a window never admits more than `n`
 //!    units.
 //! 2. A window may admit fewer than `n` units. The remainder of `n / k` is never admitted, and a
 //!    check is refused if its part is used up, even if other parts have units left. Requests go to
-//!    the parts in turn, and each thread starts at a random one, so the parts' used units differ by
-//!    a few. Give each part hundreds of units.
+//!    the parts in turn, and each thread starts at a random part, so the parts' used units differ
+//!    only by a few. Give each part hundreds of units.
 //! 3. A decision's figures are those of the charged part. A refused client that retries at once may
 //!    be admitted by another part.
-//! 4. A cost above a part's units is [`NeverFits`](crate::error::NeverFits), even if it is below
-//!    the limit.
+//! 4. A check that costs more than a part's units fails with
+//!    [`NeverFits`](crate::error::NeverFits), even if the cost is below the limit.
 //! 5. A settlement goes to the part that was charged. [`acquire`](crate::Limiter::acquire) waits
 //!    for units in one part. Under a [`Share`](crate::limiter::Share), a process has a share of
 //!    each part, rounded down again.
-//! 6. A part's units are separate from every other key's, including the same key under the unsplit
-//!    limit. So split a limit in all processes or in none. If you change the number of parts, they
-//!    keep their keys, so units in old parts still count. Until one window after the change, a
-//!    window may admit more than `n` units, but never more than all old and new parts together.
+//! 6. A part's units are separate from the units under every other key, including the same key
+//!    under the unsplit limit. So split a limit in all processes or in none. If you change the
+//!    number of parts, each part keeps its key, so units in old parts still count. Until one window
+//!    after the change, a window may admit more than `n` units, but never more than all old and new
+//!    parts together.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -70,7 +71,8 @@ impl Limit {
     ///
     /// # Panics
     ///
-    /// If there are no parts, or more parts than units. In a `const`, this does not compile.
+    /// If there are no parts, or if there are more parts than units. In a `const`, this does not
+    /// compile.
     #[must_use]
     #[track_caller]
     pub const fn split(self, parts: u32) -> Split {
@@ -112,8 +114,8 @@ fn part_of(number: u32, key: &Key) -> Key {
 }
 
 /// Returns the next part to charge: a golden-ratio (Weyl) sequence around a circle on which each
-/// part is an arc. Every second or third step alone also meets the arcs evenly, so limits and keys
-/// that are charged in turn can share one counter.
+/// part is an arc. Every second or every third step on its own also visits the arcs evenly, so
+/// limits and keys that are charged in turn can share one counter.
 fn next_part(parts: NonZeroU32) -> u32 {
     const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 

@@ -4,7 +4,7 @@
 //! | I want to test | with |
 //! |---|---|
 //! | a route while its store fails, hangs, is slow, or loses replies | [`FaultyStore`] |
-//! | that my own store keeps a store's rules | the package `tower-sliding-window-conformance` |
+//! | that my own store follows the rules for stores | the package `tower-sliding-window-conformance` |
 //!
 //! # Time
 //!
@@ -13,8 +13,8 @@
 //!    tokio's time (`#[tokio::test(start_paused = true)]`) moves all of them at once with
 //!    `tokio::time::advance`.
 //! 2. A [`ManualClock`](crate::store::ManualClock) moves the windows and refusal caches of its
-//!    stores, also with several threads and on Redis. It does not move deadlines, the breaker,
-//!    `acquire`, or a [`FaultyStore`]'s delay: they follow tokio's time, real or paused.
+//!    stores. It also works with several threads, and on Redis. It does not move deadlines, the
+//!    breaker, `acquire`, or a [`FaultyStore`]'s delay: these follow tokio's time, real or paused.
 //! 3. Do not pause time around a store that does I/O, such as `RedisStore`: while the test waits
 //!    for a reply, tokio jumps to the next timer. Use a `ManualClock` there.
 //!
@@ -75,8 +75,8 @@ use crate::{
 ///    is repeated even while the store fails. In front of `MemoryStore`, which has no local state,
 ///    each limiter has its own breaker, and refusals are not cached.
 /// 3. [`with_local_state`](Self::with_local_state) gives a `MemoryStore` a breaker and a refusal
-///    cache for all its limiters, as `RedisStore` has, but no prefetch.
-/// 4. Like `RedisStore`, it never decides [without a future](Store::decide_now).
+///    cache for all its limiters, like those of `RedisStore`, but no prefetch.
+/// 4. Like `RedisStore`, a `FaultyStore` never decides [without a future](Store::decide_now).
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct FaultyStore {
@@ -118,13 +118,13 @@ impl FaultyStore {
         }
     }
 
-    /// Gives the store its own [local state](Store::local_state), as `RedisStore` has one: all
-    /// limiters and layers on its clones then share a breaker and a refusal cache. Default: the
-    /// inner store's local state.
+    /// Gives the store its own [local state](Store::local_state), like that of `RedisStore`. All
+    /// limiters and layers on the store's clones then share a breaker and a refusal cache. Default:
+    /// the inner store's local state.
     ///
-    /// Both follow tokio's time. After a test advances a
+    /// The breaker and the refusal cache follow tokio's time. After a test advances a
     /// [`ManualClock`](crate::store::ManualClock), the refusal cache may still refuse for up to a
-    /// second. Advancing tokio's paused time moves it too.
+    /// second. Advancing tokio's paused time also moves the refusal cache.
     pub fn with_local_state(self) -> Self {
         Self {
             local_state: Some(LocalState::default()),
@@ -143,7 +143,7 @@ impl FaultyStore {
         self.calls.load(Ordering::SeqCst)
     }
 
-    /// The number of hanging calls that no caller has given up yet.
+    /// The number of hanging calls whose callers are still waiting.
     #[must_use]
     pub fn hanging(&self) -> usize {
         Arc::weak_count(&self.hanging)

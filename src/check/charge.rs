@@ -35,8 +35,8 @@ pub enum Takes {
     IfAdmitted,
     /// The charge takes nothing. It only asks whether [any units are left](Charge::any_left).
     Nothing,
-    /// The charge always takes its cost, and never refuses. It counts units that have been
-    /// [spent](Charge::spent).
+    /// The charge always takes its cost, and never refuses the check. It counts units that have
+    /// been [spent](Charge::spent).
     Always,
 }
 
@@ -121,7 +121,7 @@ impl Charge {
     }
 
     /// Makes the charge that begins a ban for `time`. A ban's limit is never divided into shares.
-    /// Clients see it only after the ban has begun.
+    /// Clients see this limit only after the ban has begun.
     pub(crate) fn ban(limit: Limit, key: Key, time: Duration) -> Self {
         Self {
             is_ban: true,
@@ -139,8 +139,8 @@ impl Charge {
     }
 
     /// Merges two charges that ask whether the same ban has begun, for two limits. The result is
-    /// hidden if either is hidden, and in the shadow only if both are. Any other charge stays as it
-    /// is.
+    /// hidden if either charge is hidden, and in the shadow only if both are in the shadow. Any
+    /// other charge stays as it is.
     pub(crate) fn asked_with(mut self, other: &Self) -> Self {
         if self.is_ban {
             self.is_shadow &= other.is_shadow;
@@ -150,11 +150,12 @@ impl Charge {
     }
 
     /// A charge for units that have been spent already. It counts in full, even above the limit,
-    /// and never refuses. Later checks are refused until enough units have left the window.
+    /// and never refuses the check. Later checks are refused until enough units have left the
+    /// window.
     ///
-    /// Costs are capped at 2^32 units, or at the limit's units if these are more. Places under a
-    /// [concurrent](Limit::concurrent) limit cannot be spent. There, the charge takes a place like
-    /// any other charge, if one is free.
+    /// Costs are capped at 2^32 units or at the limit's units, whichever is more. Places under a
+    /// [concurrent](Limit::concurrent) limit cannot be spent. Under such a limit, the charge takes
+    /// a place like any other charge, if a place is free.
     pub fn spent(limit: Limit, key: impl Into<Key>, cost: u64) -> Self {
         let cost = cost.min(limit.most_spent());
         let mut charge = Self::fitting(limit, key.into(), cost);
@@ -193,7 +194,7 @@ impl Charge {
 
     /// Makes a prefetch's charge. The process may spend the last unit just before the prefetch life
     /// ends, and a spent unit counts for one window. So all units count until one window after the
-    /// life.
+    /// life has ended.
     pub(crate) fn prefetch(limit: Limit, key: Key, units: u64, life: u64) -> Self {
         let lease = limit.window_micros().saturating_add(life);
         Self {
@@ -215,10 +216,9 @@ impl Charge {
         is_plain && self.limit.prefetch_life().is_some()
     }
 
-    /// Reserves the units until they are [settled](crate::settlement). If the lease ends before
-    /// that, they are given back. A lease is at least a microsecond, and at most the window. A
-    /// place under a [concurrent](Limit::concurrent) limit has no lease, since the decision holds
-    /// it.
+    /// Reserves the units until they are [settled](crate::settlement). If the lease ends first,
+    /// they are given back. A lease is at least a microsecond, and at most the window. A place
+    /// under a [concurrent](Limit::concurrent) limit has no lease, since the decision holds it.
     pub fn reserve(mut self, lease: Duration) -> Self {
         if !self.limit.is_concurrent() {
             self.lease = micros(lease).clamp(1, self.limit.window_micros());
@@ -226,16 +226,17 @@ impl Charge {
         self
     }
 
-    /// Puts the charge into the shadow, where it never refuses the check. It is counted if it fits
-    /// and no other charge refuses. If it does not fit, its
+    /// Puts the charge into the shadow, where it never refuses the check. The charge is counted if
+    /// it fits and no other charge refuses the check. If it does not fit, its
     /// [`LimitStatus`](crate::decision::LimitStatus) says so.
     pub fn in_shadow(mut self) -> Self {
         self.is_shadow = true;
         self
     }
 
-    /// Hides the limit from clients. It counts and refuses, but does not show in headers or in the
-    /// default rejection body. See [`Decision::visible`](crate::Decision::visible).
+    /// Hides the limit from clients. The limit counts units and refuses checks, but does not appear
+    /// in headers or in the default rejection body. See
+    /// [`Decision::visible`](crate::Decision::visible).
     pub fn hidden(mut self) -> Self {
         self.is_hidden = true;
         self
@@ -251,13 +252,14 @@ impl Charge {
         &self.key
     }
 
-    /// True if both charges have one identity and one key, and so share their units.
+    /// True if both charges have the same limit identity and the same key, and so share their
+    /// units.
     pub(crate) fn is_one_with(&self, other: &Self) -> bool {
         self.limit.is_one_with(&other.limit) && self.key == other.key
     }
 
-    /// True for the most frequent kind of charge: it counts exactly, and is either counted or
-    /// refused.
+    /// True for the most frequent kind of charge, which is counted exactly, and is either counted
+    /// or refused.
     #[cfg(feature = "redis")]
     pub(crate) fn is_plain(&self) -> bool {
         self.is_exact() && self.is_counted_or_refused()
@@ -315,12 +317,13 @@ impl Charge {
         self.takes == Takes::Always
     }
 
-    /// True if every admission under the limit has an entry of its own.
+    /// True if every admission under the limit has its own entry.
     pub(crate) fn is_exact(&self) -> bool {
         matches!(self.limit.algorithm().kind, Kind::Log | Kind::Concurrent)
     }
 
-    /// True if an admission has an entry of its own under its id. Other units are in a sum.
+    /// True if an admission has its own entry, recorded under its id. All other units are added to
+    /// a sum.
     #[cfg(feature = "redis")]
     pub(crate) fn is_found_by_id(&self) -> bool {
         self.is_exact() || self.lease > 0
@@ -353,13 +356,12 @@ impl Charge {
         self.is_shadow
     }
 
-    /// True if it makes no difference which caller gets which admission, if several have charges
-    /// equal to this one.
+    /// True if it does not matter which caller gets which admission when several callers have
+    /// charges equal to this one.
     #[cfg(feature = "redis")]
     pub(crate) fn is_interchangeable(&self) -> bool {
-        // With a counter, the decisions on two equal checks show different figures. With a
-        // concurrent limit, each caller has to free the very place that its own admission has
-        // taken.
+        // Under a counter, the decisions on two equal checks show different figures. Under a
+        // concurrent limit, each caller has to free exactly the place that its admission has taken.
         let is_told_apart = matches!(
             self.limit.algorithm().kind,
             Kind::Counter | Kind::Concurrent
@@ -377,8 +379,8 @@ impl Charge {
     }
 
     /// Returns the time of the entry that records, under its id, an admission at the time `now`. A
-    /// reservation counts only until its lease ends. So its entry is backdated, to leave the window
-    /// then.
+    /// reservation counts only until its lease ends. So its entry is backdated, so that it leaves
+    /// the window when the lease ends.
     pub(crate) fn named_at(&self, now: u64) -> u64 {
         let recorded = self.limit.recorded_at(now);
         match self.lease {
@@ -391,7 +393,8 @@ impl Charge {
         }
     }
 
-    /// Returns an admission's time from its entry's time, `named_at`. It is as exact as that.
+    /// Returns an admission's time, computed from its entry's time `named_at`. The result is as
+    /// exact as the entry's time.
     pub(crate) fn admitted_at(&self, named_at: u64) -> u64 {
         match self.lease {
             0 => named_at,

@@ -10,8 +10,8 @@
 //! 5. If the cost is known only afterwards, one charge can ask whether [any units are
 //!    left](Charge::any_left), and another can count the [spent](Charge::spent) units later.
 //! 6. The [id](Check::with_id) of a check is an idempotency key: a check that is sent again with
-//!    the same id counts once. As long as the first admission is in the window of any of the
-//!    check's limits, a repeated check is admitted without charging them again. Without an id,
+//!    the same id counts once. While any of the check's limits still has the first admission in its
+//!    window, a repeated check is admitted, and none of its limits is charged again. Without an id,
 //!    every check is a new admission.
 //!
 //! # Ids
@@ -19,9 +19,10 @@
 //! 1. Every admission has an id, so two requests in the same microsecond count as two.
 //! 2. To repeat a check safely, [give](Check::with_id) it your own id. While the first admission is
 //!    in the window, a check with the same id is not counted again. After a
-//!    [settlement](crate::settlement) the id is free for a new admission. Without your id, the
-//!    check's [decision](crate::Decision::id) has a fresh one, with which you can settle the
-//!    admission. Do not repeat the check with it: the repeated check may count a second time.
+//!    [settlement](crate::settlement) the id is free for a new admission. If you do not give an id,
+//!    the check's [decision](crate::Decision::id) has a fresh one, with which you can settle the
+//!    admission. Do not repeat the check with this fresh id: the repeated check may count a second
+//!    time.
 //! 3. Fresh ids are unique without coordination: each thread begins at a random 64-bit number, and
 //!    counts up. If a thousand threads have a million live ids each, the probability that two are
 //!    equal is below 1e-5.
@@ -70,12 +71,12 @@ pub struct Check {
     mark: Mark,
 }
 
-/// What sets a check apart from equal ones.
+/// What distinguishes a check from equal checks.
 #[derive(Clone, Copy, Debug)]
 enum Mark {
     None,
     /// The caller waits in an `acquire` line. Its last try may still be in flight, so the check
-    /// does not count as behind equal ones.
+    /// does not count as waiting behind equal checks.
     InLine,
     /// The id that the caller has chosen.
     Id(AdmissionId),
@@ -107,7 +108,7 @@ impl Check {
     }
 
     /// Adds a charge to the check, or makes a check from it if there is none yet. The calling code
-    /// makes sure that no other charge has the same limit and key.
+    /// must make sure that no other charge has the same limit and key.
     #[inline]
     pub(crate) fn push(check: &mut Option<Self>, charge: Charge) {
         match check {
@@ -116,8 +117,8 @@ impl Check {
         }
     }
 
-    /// Makes a check from `charges`; `None` without charges. The calling code makes sure that no
-    /// two have the same limit and key.
+    /// Makes a check from `charges`; `None` if there are no charges. The calling code must make
+    /// sure that no two charges have the same limit and key.
     pub(crate) fn of_distinct(mut charges: impl Iterator<Item = Charge>) -> Option<Self> {
         Some(Self {
             first: charges.next()?,
@@ -133,20 +134,21 @@ impl Check {
         self
     }
 
-    /// Marks the caller as waiting in an `acquire` line. A check with an id is set apart anyway.
+    /// Marks the caller as waiting in an `acquire` line. A check with an id keeps it, since the id
+    /// already distinguishes the check.
     pub(crate) fn wait_in_line(&mut self) {
         if self.id().is_none() {
             self.mark = Mark::InLine;
         }
     }
 
-    /// True if the check may count as behind equal ones.
+    /// True if the check may count as waiting behind equal checks.
     #[cfg(feature = "redis")]
     pub(crate) fn is_unmarked(&self) -> bool {
         matches!(self.mark, Mark::None)
     }
 
-    /// Sets the check apart as `other` is, such as by its caller's id.
+    /// Distinguishes the check in the same way as `other`, such as by its caller's id.
     #[cfg(feature = "redis")]
     pub(crate) fn marked_as(self, other: &Self) -> Self {
         Self {
@@ -239,8 +241,8 @@ impl Check {
         self.rest.is_empty().then_some(&self.first)
     }
 
-    /// Returns one value per charge, in order. The first charge's value is apart, so there is
-    /// always at least one.
+    /// Returns one value per charge, in order. The first charge's value is returned separately,
+    /// since every check has at least one charge.
     #[inline]
     pub(crate) fn map_charges<'a, T>(
         &'a self,
@@ -256,9 +258,9 @@ impl Check {
         (first, rest)
     }
 
-    /// True if the store may give either check's admission to the other's caller, if no caller has
-    /// given an id. The checks then have equal charges, all of them
-    /// [interchangeable](Charge::is_interchangeable).
+    /// True if the store may give either check's admission to the other check's caller, provided
+    /// that neither caller has given an id. The checks then have equal charges, and all of these
+    /// are [interchangeable](Charge::is_interchangeable).
     #[cfg(feature = "redis")]
     pub(crate) fn is_interchangeable_with(&self, other: &Self) -> bool {
         self.first == other.first
@@ -292,14 +294,14 @@ pub(crate) fn charged_twice(limit: &Limit) -> ConfigError {
 pub struct AdmissionId(pub u64);
 
 impl AdmissionId {
-    /// An id that no other admission has.
+    /// Returns an id that no other admission has.
     pub fn fresh() -> Self {
         Self::fresh_run(1)
     }
 
-    /// Returns the first of `length` <= 256 consecutive ids that no other admission has. They
-    /// differ only in the last byte. If there are several, the first id's last byte is 0, so each
-    /// id's last byte is its position.
+    /// Returns the first of `length` <= 256 consecutive ids that no other admission has. The ids
+    /// differ only in the last byte. If there are several ids, the first one's last byte is 0, so
+    /// each id's last byte is its position.
     pub(crate) fn fresh_run(length: u64) -> Self {
         thread_local! {
             static NEXT: Cell<u64> = Cell::new(random());

@@ -2,19 +2,20 @@
 //!
 //! 1. A decision has one [`LimitStatus`] per charge, in charge order.
 //! 2. [`retry_after`](Decision::retry_after), the retry time, is exact. If nothing else arrives,
-//!    the same check is admitted after it, and refused a microsecond earlier. It is only a lower
-//!    bound if the process refuses without asking the store (see [refusal
-//!    cache](crate::Limiter::refusal_cache)), or, on Redis, if more than 100 entries have to leave
-//!    a log in which some entries cost more than 1.
-//! 3. [Reserved](Charge::reserve) units may be given back at any time. So if only they are in the
-//!    way, the retry time is short: [`retry_reserved_after`](crate::Limiter::retry_reserved_after),
-//!    one second by default, or less if a lease ends sooner. See
+//!    the same check is admitted after this time, and would be refused a microsecond earlier. The
+//!    retry time is only a lower bound in two cases: if the process refuses without asking the
+//!    store (see [refusal cache](crate::Limiter::refusal_cache)), and, on Redis, if more than 100
+//!    entries have to leave a log in which some entries cost more than 1.
+//! 3. [Reserved](Charge::reserve) units may be given back at any time. So if only reserved units
+//!    are in the way, the retry time is short:
+//!    [`retry_reserved_after`](crate::Limiter::retry_reserved_after), one second by default, or
+//!    less if a lease ends sooner. See
 //!    [`is_refused_by_reservations`](LimitStatus::is_refused_by_reservations).
 //! 4. [`reset_after`](LimitStatus::reset_after), the reset time, is the time until the oldest unit
 //!    leaves the window. From then on, the limit has more units left. It is never too short. With
-//!    `RedisStore` it may be too long by up to a millisecond, under a limit with
-//!    [prefetch](crate::limit::prefetch) by up to the prefetch life, and if the server's clock has
-//!    stepped back, by up to that step.
+//!    `RedisStore` it may be too long: by up to a millisecond, by up to the prefetch life under a
+//!    limit with [prefetch](crate::limit::prefetch), and by up to the size of the step if the
+//!    server's clock has stepped back.
 //! 5. A decision's figures are those of its [`binding`](Decision::binding) limit. For an admission,
 //!    that is the limit with the fewest units left. A concurrent limit is binding in an admission
 //!    only if no limit has a window. For a refusal, it is the limit with the longest retry time.
@@ -68,10 +69,10 @@ use crate::{
 pub struct Decision {
     fields: Arc<Fields>,
     // Both numbers are short, so that a decision moves in two registers.
-    /// The number of the layer that has put this decision into a request's extensions; 0 if none
-    /// has.
+    /// The number of the layer that has put this decision into a request's extensions; 0 if no
+    /// layer has done so.
     layer: u32,
-    /// How long that request had waited for decisions by then, in microseconds.
+    /// How long the request had waited for decisions at that time, in microseconds.
     waited: u32,
 }
 
@@ -104,8 +105,8 @@ pub(crate) trait Places: fmt::Debug + Send + Sync {
 }
 
 impl Decision {
-    /// A store's decision. `at` is its time, and `id` the admission's id. `status` returns a
-    /// charge's status, and is called once per charge, in order.
+    /// A store's decision. `at` is the decision's time, and `id` is the admission's id. `status`
+    /// returns a charge's status, and is called once per charge, in order.
     ///
     /// A status with a retry time refuses the check, unless its charge is in the
     /// [shadow](Charge::in_shadow). If no status refuses the check, it is
@@ -150,8 +151,8 @@ impl Decision {
         self
     }
 
-    /// True if the store decided, directly or through the refusal cache. `false` if it has failed
-    /// to decide the check: then this process has decided, or has repeated a cached refusal.
+    /// True if the store decided, directly or through the refusal cache. `false` if the store has
+    /// failed to decide the check, and this process has decided, or has repeated a cached refusal.
     pub(crate) fn is_the_stores(&self) -> bool {
         match &self.fields.origin {
             Some(origin) => origin.instead_of.is_none() && !origin.is_repeated,
@@ -164,7 +165,7 @@ impl Decision {
         self.statuses().all(|status| status.is_estimate)
     }
 
-    /// Attaches places, which the decision then holds.
+    /// Attaches places to the decision, which holds them from now on.
     pub(crate) fn holding(mut self, places: Arc<dyn Places>) -> Self {
         self.origin_mut().places = Some(places);
         self
@@ -179,8 +180,9 @@ impl Decision {
         self
     }
 
-    /// Returns the same figures, as a refusal for the time `wait`. Each charge that does not fit
-    /// refuses. If all charges fit, each one that can refuse does so, except bans.
+    /// Turns the decision into a refusal for the time `wait`, with the same figures. Each charge
+    /// that does not fit refuses the check. If all charges fit, every charge that can refuse the
+    /// check does so, except bans.
     pub(crate) fn refused_for(mut self, check: &Check, wait: Duration) -> Self {
         let all_fit = iter::zip(check.charges(), self.statuses())
             .all(|(charge, status)| !charge.can_refuse() || charge.cost() <= status.remaining());
@@ -205,8 +207,8 @@ impl Decision {
         self
     }
 
-    /// Leaves this process's own units out of the status at this index: its unspent `held` units no
-    /// longer count as used, and its `reserved` units no longer as reserved.
+    /// Subtracts this process's units from the status at this index: its unspent `held` units no
+    /// longer count as used, and its `reserved` units no longer count as reserved.
     pub(crate) fn without_held(mut self, index: usize, held: u64, reserved: u64) -> Self {
         if reserved > 0
             && let Some(status) = self.statuses_mut().nth(index)
@@ -216,7 +218,7 @@ impl Decision {
         self
     }
 
-    /// Replaces the statuses at these indexes by those in `other`. A new status is hidden if the
+    /// Replaces the statuses at these indexes with those in `other`. A new status is hidden if the
     /// old one was.
     pub(crate) fn with_statuses_of(mut self, other: &Self, indexes: &[usize]) -> Self {
         for (index, new) in iter::zip(indexes, other.statuses()) {
@@ -229,7 +231,8 @@ impl Decision {
         self
     }
 
-    /// The error that the decision stands in for, ignoring layers further out.
+    /// The store's failure, if this process has decided in its place. Ignores the layers further
+    /// out.
     fn own_cause(&self) -> Option<&Error> {
         self.fields.origin.as_ref()?.instead_of.as_deref()
     }
@@ -261,8 +264,8 @@ impl Decision {
         Duration::from_micros(self.waited.into())
     }
 
-    /// True if the same layer also made one of the decisions further out. The request has then gone
-    /// through this layer twice, and is counted twice.
+    /// True if the same layer also made one of the decisions further out. In that case, the request
+    /// has gone through this layer twice, and is counted twice.
     pub(crate) fn counts_twice(&self) -> bool {
         self.layers().skip(1).any(|outer| outer.layer == self.layer)
     }
@@ -300,8 +303,8 @@ impl Decision {
     }
 
     /// How long to wait until the same check is admitted, if nothing else arrives; `None` after an
-    /// admission. If only reservations are in the way, it is the time until the next try: see rule
-    /// 3 in the [module docs](self).
+    /// admission. If only reservations are in the way, this is the time after which to try again:
+    /// see rule 3 in the [module docs](self).
     pub fn retry_after(&self) -> Option<Duration> {
         self.statuses().filter_map(LimitStatus::refuses).max()
     }
@@ -367,9 +370,10 @@ impl Decision {
     ///
     /// 1. A layer drops its clone when the response body has ended or was dropped, or, with
     ///    [`free_with_head`](crate::RateLimitLayer::free_with_head), when the response begins.
-    /// 2. The request has a clone in its extensions. If a handler goes on longer than its response,
-    ///    such as in a WebSocket task, let the task keep this clone. The place is then held until
-    ///    the task ends. Behind several layers, this clone holds the places of all layers.
+    /// 2. The request has a clone in its extensions. If a handler's work goes on after its
+    ///    response, such as in a WebSocket task, let the task keep this clone. The place is then
+    ///    held until the task ends. Behind several layers, this clone holds the places of all
+    ///    layers.
     /// 3. With `RedisStore`, a task on the check's runtime renews the places. When a process dies,
     ///    its places are free at most [10 s](crate::Limit::freed_after) later. If the reply to an
     ///    admission was lost on the way from Redis, the place is freed once Redis answers again.
@@ -379,19 +383,19 @@ impl Decision {
         self.places().next().is_some()
     }
 
-    /// True if the decision has lost a place: it was free for a time, or may be free now, so
-    /// another request may have got it. A place is lost if the process stands still, or does not
-    /// reach Redis, for longer than the place's [life](crate::Limit::freed_after), or if Redis
-    /// loses its entry. Only after a loss can more places be held than the limit has. The process
+    /// True if the decision has lost a place: the place was free for a time, or may be free now, so
+    /// another request may have got it. A place is lost if the process stands still or cannot reach
+    /// Redis for longer than the place's [life](crate::Limit::freed_after), or if Redis loses the
+    /// place's entry. Only after a loss can more places be held than the limit has. The process
     /// takes a lost place again, even above the limit. Other requests do not get a place until
     /// fewer are held than the limit has.
     pub fn has_lost_place(&self) -> bool {
         self.places().any(|places| places.are_lost())
     }
 
-    /// When the store decided, by the store's clock. For a check repeated with its
-    /// [id](crate::Check::with_id), this is the time of the first admission; if the check takes
-    /// only places, that time or a later one.
+    /// When the store decided, by the store's clock. If a check was repeated with its
+    /// [id](crate::Check::with_id), this is the time of the first admission. If the check takes
+    /// only places, it is that time or a later one.
     pub fn at(&self) -> SystemTime {
         self.fields.at
     }

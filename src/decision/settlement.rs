@@ -1,27 +1,28 @@
 //! Settlements, which set an admission's actual cost afterwards.
 //!
 //! 1. A [reserved](crate::Charge::reserve) charge counts at its cost from the decision on. After a
-//!    settlement it counts at its actual cost instead, as of the admission's time. At an actual
-//!    cost of 0, it no longer counts.
+//!    settlement it counts at its actual cost instead, as of the admission's time. If the actual
+//!    cost is 0, the charge no longer counts.
 //! 2. The actual cost may be above the reserved cost, and even above the limit. Later checks are
 //!    then refused until enough units have left the window.
 //! 3. A settlement is idempotent: it counts once, however often it is sent. Rule 5 names the
 //!    exceptions. [`Settled::was_applied`] tells whether a settlement has counted.
 //! 4. A settlement after the lease still counts the actual cost, until one window after the
 //!    admission. So a lease can be much shorter than the window: it only limits how long the
-//!    reserved units count without a settlement. After that window, a settlement changes nothing.
+//!    reserved units count without a settlement. Once one window has passed since the admission, a
+//!    settlement does not change anything.
 //! 5. Settle each admission only once. A store forgets a settlement at a cost of 0. Under an
 //!    [algorithm](crate::algorithm) other than the log, it forgets every settlement that came
-//!    before the lease ended. After a forgotten settlement, another one for the same admission
-//!    counts in addition if it comes after the lease. Under such an algorithm, while the key has
-//!    10,000 entries with ids, settlements after the lease are not remembered either, so two of
-//!    them both count. If a reply was lost, the store sends the settlement again within seconds. It
-//!    then counts twice only if the lease ends between the two.
+//!    before the lease ended. If a settlement was forgotten, and another one for the same admission
+//!    comes after the lease, both count. Under such an algorithm, settlements after the lease are
+//!    not remembered either while the key has 10,000 entries with ids, so if two of them come, both
+//!    count. If a reply was lost, the store sends the settlement again within seconds. The
+//!    settlement then counts twice only if the lease ends between the two calls.
 //! 6. Reserve at least one unit: a charge of 0 units leaves no admission to settle.
-//! 7. A [full](crate::MemoryStore#when-it-is-full) `MemoryStore` may count units so that no
-//!    settlement finds them. They count for the whole window. A settlement before the lease ends
-//!    only adds the units above the reserved ones. A settlement after the lease adds the whole
-//!    actual cost.
+//! 7. A [full](crate::MemoryStore#when-it-is-full) `MemoryStore` may count units in such a way that
+//!    a settlement does not find them. They count for the whole window. If the settlement comes
+//!    before the lease ends, it only adds the units above the reserved ones. If it comes after the
+//!    lease, it adds the whole actual cost.
 //! 8. An admission without a reservation can be settled too, if its limit counts by a
 //!    [log](crate::Algorithm::SLIDING_LOG), or if its caller gave the check an id.
 //!
@@ -78,34 +79,35 @@ pub struct Settlement {
 /// The result of a settlement.
 #[derive(Clone, Debug)]
 pub struct Settled {
-    /// One status per limit in [`Settlement::check`], after the settlement. None refuses.
+    /// One status per limit in [`Settlement::check`], after the settlement. None of them refuses
+    /// the check.
     pub decision: Decision,
-    /// True if the settlement was counted under at least one limit, also if the store has sent it
-    /// again because a reply was lost. `false` if the store did not find the admission, and gave
-    /// back nothing. It does not find the admission in these cases:
+    /// True if the settlement was counted under at least one limit, even if the store has sent it
+    /// again because a reply was lost. `false` if the store did not find the admission, and did not
+    /// give back any units. It does not find the admission in these cases:
     ///
     /// * The admission was settled before, or its window has ended.
     /// * The cost is 0, and the units were already given back when the lease ended.
-    /// * The check, the id or the time is not the admission's: see [`Settlement::by_id`].
+    /// * The check, the id or the time differs from the admission's: see [`Settlement::by_id`].
     ///
     /// Nor does it find the admission in the following cases. But if the admission had a lease that
-    /// has ended, a settlement at a cost above 0 counts all the same, in addition to the admission,
-    /// and the value is `true`:
+    /// has ended, a settlement at a cost above 0 still counts, in addition to the admission, and
+    /// the value is `true`:
     ///
     /// * A [full](crate::MemoryStore#when-it-is-full) `MemoryStore` has counted the admission in
-    ///   shared counts. Units above the reserved ones are added all the same.
+    ///   shared counts. Units above the reserved ones are still added.
     /// * The limit has an [algorithm](crate::algorithm) other than the log, and the admission has
-    ///   no reservation and no id from its caller, or came while the key had 10,000 entries with
-    ///   ids.
-    /// * The limit was [reset](crate::Limiter::reset), or the store has lost the admission, since
-    ///   Redis was restarted, has evicted the key, or has failed over.
+    ///   no reservation and no id from its caller, or was counted while the key had 10,000 entries
+    ///   with ids.
+    /// * The limit was [reset](crate::Limiter::reset), or the store has lost the admission because
+    ///   Redis was restarted, evicted the key, or failed over.
     pub was_applied: bool,
 }
 
 impl Settlement {
-    /// Settles an admitted check. Give exactly the check that was admitted. `cost` returns each
+    /// Settles an admitted check. Pass exactly the check that was admitted. `cost` returns each
     /// charge's actual cost: 0 gives all its units back, and `None` leaves the charge as it is.
-    /// Costs are capped at 2^32 units, or at the limit's units if these are more.
+    /// Costs are capped at 2^32 units or at the limit's units, whichever is more.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -153,11 +155,11 @@ impl Settlement {
         Self::new(check, admitted, |_| costs.next().flatten())
     }
 
-    /// Settles a check that was admitted elsewhere, such as in another process. Give the same
+    /// Settles a check that was admitted elsewhere, such as in another process. Pass the same
     /// charges, and the decision's [id](Decision::id) and [time](Decision::at).
     ///
     /// If `at` is before the admission, nothing is settled, since the store takes the admission for
-    /// a later one under the same id. If `at` is after the admission, the store may not find it. A
+    /// a later one with the same id. If `at` is after the admission, the store may not find it. A
     /// late `at` matters for reservations, and for checks that Redis has decided together with
     /// equal checks.
     pub fn by_id(
@@ -186,8 +188,8 @@ impl Settlement {
     }
 
     /// Makes the reserved units count only from a time `delay` after the admission. The store does
-    /// not let units count from a future time. The leases end at the same time as without the
-    /// delay.
+    /// not let units count from a future time. The leases end at the same time as they would
+    /// without the delay.
     pub(crate) fn counting_later_by(self, delay: Duration) -> Self {
         // The delay is rounded as leases are, so that the leases end at the same microsecond.
         let delay = delay - Duration::from_nanos((delay.subsec_nanos() % 1_000).into());

@@ -4,7 +4,7 @@ use std::{cmp::Reverse, time::Duration};
 
 use crate::{check::Charge, clock::micros, limit::Limit};
 
-/// Where one limit stands after a decision, for the charged key.
+/// The state of one limit for the charged key after a decision.
 #[derive(Clone, Debug)]
 #[must_use]
 #[non_exhaustive]
@@ -20,7 +20,7 @@ pub struct LimitStatus {
     pub is_shadow: bool,
     // Times are microseconds, so that a status has less than 128 bytes. The compiler then moves it
     // in registers instead of calling `memcpy`.
-    /// The time until fewer units count, unless a place under a concurrent limit is freed earlier.
+    /// The time until fewer units count. A place under a concurrent limit may be freed earlier.
     pub(crate) leaves_after: u64,
     /// A refusal's two retry times: see [`new`](Self::new).
     pub(crate) waits: Option<(u64, u64)>,
@@ -62,7 +62,7 @@ impl LimitStatus {
         Self::of_micros(charge, used, reserved, rounded_up(reset_after), waits)
     }
 
-    /// Same as [`new`](Self::new), with times in microseconds.
+    /// Does the same as [`new`](Self::new), with times in microseconds.
     #[inline]
     pub(crate) fn of_micros(
         charge: &Charge,
@@ -86,15 +86,14 @@ impl LimitStatus {
         }
     }
 
-    /// The same figures for `charge`, if it does not refuse.
+    /// The same figures for `charge`, in a status that does not refuse the check.
     pub(crate) fn for_charge(&self, charge: &Charge) -> Self {
         Self::of_micros(charge, self.used, self.reserved, self.leaves_after, None)
     }
 
     /// The status for `charge` if this process refuses the check without asking the store, since
-    /// equal checks already wait for the store. If the charge `refuses`, its limit shows as used
-    /// up, since the waiting checks will use it up. For any other charge, the figures are not
-    /// known.
+    /// equal checks already wait for the store. If `refuses` is set, the charge's limit is shown as
+    /// used up, since the waiting checks will use it up. Otherwise the figures are not known.
     pub(crate) fn estimate(charge: &Charge, refuses: bool) -> Self {
         let (units, time) = if refuses {
             (charge.limit().units(), charge.limit().window_micros())
@@ -109,8 +108,8 @@ impl LimitStatus {
         status
     }
 
-    /// Returns the same figures. If the charge does not fit, the limit refuses until the reset
-    /// time.
+    /// Returns the same figures, except that if the charge does not fit, the limit refuses the
+    /// check until the reset time.
     pub(crate) fn refused_until_reset(mut self, charge: &Charge) -> Self {
         let settled = self.used.saturating_sub(self.reserved);
         let would_fit =
@@ -121,8 +120,8 @@ impl LimitStatus {
         self
     }
 
-    /// Makes the limit refuse for the time `wait`. A concurrent limit refuses for the reserved
-    /// units' retry time, if that is longer.
+    /// Makes the limit refuse the check for the time `wait`. If the reserved units' retry time is
+    /// longer, a concurrent limit uses that time instead.
     pub(crate) fn refused_for(&mut self, wait: Duration) {
         let mut wait = rounded_up(wait);
         // A place becomes free when another request ends, and `wait` cannot tell when that is.
@@ -144,7 +143,7 @@ impl LimitStatus {
         self.waits.is_some() && (self.reserved > 0 || self.limit.is_concurrent())
     }
 
-    /// Sets the retry time for when only reserved units are in the way.
+    /// Sets the retry time that applies if only reserved units are in the way.
     pub(crate) fn set_retry_reserved_after(&mut self, wait: Duration) {
         self.reserved_after = rounded_up(self.limit.retry_reserved_after(wait));
     }
@@ -170,7 +169,8 @@ impl LimitStatus {
         self
     }
 
-    /// The units left; 0 if more than the limit is used, for example after it was lowered.
+    /// The units left; 0 if more units are used than the limit has, for example after it was
+    /// lowered.
     pub fn remaining(&self) -> u64 {
         self.limit.units().saturating_sub(self.used)
     }
@@ -185,11 +185,11 @@ impl LimitStatus {
     }
 
     /// How long this limit alone refuses the check; `None` if it does not refuse. For a limit in
-    /// the [shadow](Charge::in_shadow), how long it would refuse.
+    /// the [shadow](Charge::in_shadow), this is how long it would refuse the check.
     pub fn retry_after(&self) -> Option<Duration> {
-        // The result is `reserved_after`, or `least` if that is longer, since units that are not
-        // reserved refuse until then. It is at most `most`: by then, enough units have left even if
-        // none is given back early.
+        // The result is `reserved_after`, or `least` if that is longer: until then, the check is
+        // refused because of units that are not reserved. It is at most `most`: by then, enough
+        // units have left even if none is given back early.
         let (least, most) = self.waits?;
         Some(Duration::from_micros(
             self.reserved_after.max(least).min(most),
@@ -221,8 +221,8 @@ impl LimitStatus {
     }
 
     /// The limit with the lower rank is binding. A place may become free at any moment, so a
-    /// concurrent limit's figures tell little. With equal retry times, or none, a limit with a
-    /// window is therefore binding before a concurrent one.
+    /// concurrent limit's figures tell little. So if two limits have equal retry times, or neither
+    /// has one, a limit with a window is binding rather than a concurrent one.
     fn rank(&self) -> impl Ord {
         (
             self.is_shadow,

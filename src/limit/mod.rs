@@ -5,8 +5,8 @@
 //!    window has a boundary that a client could wait for or exploit.
 //! 2. Limits with the same name, window and [algorithm](crate::algorithm) share their units for the
 //!    same key, whatever their numbers of units. All other limits count separately: `api=100/s` and
-//!    `api=100/h` are two limits. For example, if a key has spent 14 units under `api=20/s`, then
-//!    `api=5/s` shows 14 used and 0 remaining.
+//!    `api=100/h` are two different limits. For example, if a key has spent 14 units under
+//!    `api=20/s`, then `api=5/s` shows 14 used and 0 remaining.
 //! 3. A limit counts by an exact log, unless you choose another [algorithm](crate::algorithm).
 //! 4. The store decides every admission, unless the limit is [prefetched](prefetch).
 //! 5. Units are 0 to [`Limit::MAX_UNITS`], windows 1 ms to 365 days, names 1 to 64 characters of
@@ -49,8 +49,8 @@ use crate::{
 const DEFAULT_LIFE: Duration = Duration::from_secs(10);
 
 /// Limits with one identity share their units for the same key, whatever their numbers of units.
-/// Limits with different identities count separately: with another window or algorithm, a unit
-/// would leave at another time. A store or process keeps all its state for a limit under this
+/// Limits with different identities count separately: with a different window or algorithm, a unit
+/// would leave at a different time. A store or process keeps all its state for a limit under this
 /// identity.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Identity {
@@ -174,10 +174,10 @@ impl Limit {
     ///
     /// A place is held until the last clone of its [`Decision`](crate::Decision) is dropped. A
     /// layer holds it until the response body has ended: see
-    /// [`Decision::holds_place`](crate::Decision::holds_place). A process that ends frees its
-    /// places by [`shutdown`](crate::Limiter::shutdown). When a process dies, its places are free
-    /// within 10 s, or the time that [`freed_after`](Self::freed_after) sets. This time is also the
-    /// limit's [window](Self::window).
+    /// [`Decision::holds_place`](crate::Decision::holds_place). Before a process ends, it frees its
+    /// places by calling [`shutdown`](crate::Limiter::shutdown). When a process dies, its places
+    /// are free within 10 s, or within the time that [`freed_after`](Self::freed_after) sets. This
+    /// time is also the limit's [window](Self::window).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -205,13 +205,14 @@ impl Limit {
         })
     }
 
-    /// Sets how soon the places of a process that has died are free. The limit must be
+    /// Sets how soon a process's places are free after it has died. The limit must be
     /// [concurrent](Self::concurrent). Default: 10 s.
     ///
-    /// A process renews a place when half of `time`, less one round trip to the store, has passed
-    /// since the last renewal. So the reply is there in time. If the process stands still, or Redis
-    /// is gone, for longer than `time`, its places are not renewed. Then other requests may get
-    /// them, and [`Decision::has_lost_place`](crate::Decision::has_lost_place) returns `true`.
+    /// A process renews a place when half of `time`, minus one round trip to the store, has passed
+    /// since the last renewal. So the reply arrives in time. If the process stands still or Redis
+    /// is gone for longer than `time`, the process's places are not renewed. Then other requests
+    /// may get them, and [`Decision::has_lost_place`](crate::Decision::has_lost_place) returns
+    /// `true`.
     ///
     /// # Panics
     ///
@@ -228,10 +229,10 @@ impl Limit {
         self
     }
 
-    /// The same limit with another algorithm. Default: [`Algorithm::SLIDING_LOG`], which is exact.
-    /// The limit keeps its [prefetch](Self::prefetch) only if the new algorithm is an exact or a
-    /// compact log. With a [concurrent](Self::concurrent) limit's algorithm, a window below a
-    /// second becomes 10 s, since a process has to renew its places in time.
+    /// Returns the same limit with a different algorithm. Default: [`Algorithm::SLIDING_LOG`],
+    /// which is exact. The limit keeps its [prefetch](Self::prefetch) only if the new algorithm is
+    /// an exact or a compact log. If you pass a [concurrent](Self::concurrent) limit's algorithm, a
+    /// window below one second becomes 10 s, since a process has to renew its places in time.
     pub const fn with_algorithm(mut self, algorithm: Algorithm) -> Self {
         self.identity.algorithm = algorithm;
         #[cfg(feature = "calendar")]
@@ -247,14 +248,14 @@ impl Limit {
         self
     }
 
-    /// The same limit with another number of units. Both limits share their units: see rule 2 in
-    /// the [module docs](self). If a limit was lowered below an earlier admission's cost, this
-    /// helps to settle that admission: make the charge under a limit with enough units, so that the
-    /// cost fits.
+    /// Returns the same limit with a different number of units. Both limits share their units: see
+    /// rule 2 in the [module docs](self). Suppose that a limit was lowered below an earlier
+    /// admission's cost. To settle that admission, use this method to make the charge under a limit
+    /// with enough units for the cost.
     ///
     /// # Panics
     ///
-    /// If there are more units than [`MAX_UNITS`](Self::MAX_UNITS).
+    /// If `units` is above [`MAX_UNITS`](Self::MAX_UNITS).
     #[track_caller]
     pub const fn with_units(mut self, units: u64) -> Self {
         assert!(units <= Self::MAX_UNITS, "{}", text::UNITS_RULE);
@@ -268,8 +269,8 @@ impl Limit {
         Some(self.clone().of_part(processes)).filter(|share| share.units > 0 || self.units == 0)
     }
 
-    /// Returns each part's limit, if this limit is split into `parts`. The units are rounded down,
-    /// and may be 0.
+    /// Returns the limit for each part if this limit is split into `parts`. The units are rounded
+    /// down, and may be 0.
     pub(crate) const fn of_part(mut self, parts: NonZeroU32) -> Self {
         self.units /= parts.get() as u64;
         self
@@ -285,7 +286,7 @@ impl Limit {
         self.units
     }
 
-    /// The window, exact to the microsecond. For a calendar limit, no period is longer than this.
+    /// The window, exact to the microsecond. A calendar limit's periods are at most this long.
     pub const fn window(&self) -> Duration {
         Duration::from_micros(self.identity.window_micros)
     }
@@ -295,8 +296,8 @@ impl Limit {
         self.identity.algorithm
     }
 
-    /// True if the limit is [concurrent](Self::concurrent), and counts the admissions that have not
-    /// ended yet.
+    /// True if the limit is [concurrent](Self::concurrent), which means that it counts the
+    /// admissions that have not ended yet.
     #[inline]
     pub const fn is_concurrent(&self) -> bool {
         matches!(self.identity.algorithm.kind, Kind::Concurrent)
@@ -315,8 +316,8 @@ impl Limit {
         self.identity.window_micros
     }
 
-    /// The highest cost for spent units. Higher costs are capped at it, which uses up the limit as
-    /// well.
+    /// The highest cost for spent units. Higher costs are capped at this cost, which also uses up
+    /// the limit.
     pub(crate) fn most_spent(&self) -> u64 {
         self.units.max(1 << 32)
     }
@@ -325,8 +326,8 @@ impl Limit {
         matches!(self.identity.algorithm.kind, Kind::Counter)
     }
 
-    /// Returns the time under which an admission at the time `now` is recorded. It counts until one
-    /// window after the recorded time.
+    /// Returns the time under which an admission at the time `now` is recorded. The admission
+    /// counts until one window after the recorded time.
     pub(crate) fn recorded_at(&self, now: u64) -> u64 {
         self.algorithm().recorded_at(now, self.window_micros())
     }
@@ -353,7 +354,7 @@ impl Limit {
             window_micros,
             algorithm,
         } = &self.identity;
-        // For one window, no two algorithms have the same number.
+        // With the same window, different algorithms have different numbers.
         let number = match algorithm.kind {
             Kind::Log => 0,
             Kind::Counter => 1,

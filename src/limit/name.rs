@@ -9,7 +9,7 @@ use std::{
 };
 
 /// A literal, or a name that is read at run time. Each check clones its limit's name a few times,
-/// so clones of a name that is not a literal share its text.
+/// so a name that is not a literal shares its text with its clones.
 #[derive(Clone)]
 pub(crate) enum Name {
     Literal(&'static str),

@@ -28,9 +28,9 @@ const WINDOW_RULE: &str = "a limit's window must be 1 ms to 365 days";
 
 pub(super) const LIFE_RULE: &str = "the window of a concurrent limit must be 1 s to 365 days";
 
-/// True if the window is allowed for a concurrent limit. There, it is the time for which a place is
-/// kept without a renewal. Below a second, there would be too little time to repeat a failed
-/// renewal.
+/// True if the window is allowed for a concurrent limit. Such a limit's window is the time for
+/// which a place is kept without a renewal. Below a second, there would be too little time to
+/// repeat a failed renewal.
 pub(super) const fn is_life(window: Duration) -> bool {
     window.as_secs() >= 1 && window.as_nanos() <= Limit::MAX_WINDOW.as_nanos()
 }
@@ -91,9 +91,10 @@ impl Limit {
     /// * The window is a whole number with a time unit, or such a unit alone, which means one: `us`
     ///   (microseconds), `ms`, `s` `sec` `second` `seconds`, `m` `min` `minute` `minutes`, `h`
     ///   `hour` `hours`, `d` `day` `days`. There are no fractions: write `1500ms`.
-    /// * Spaces may be around `/` and between words. Everything but a time zone is in lower case.
+    /// * Spaces may be around `/` and between words. Everything except time zones is in lower case.
     /// * [`str::parse`] reads this text with the name in front, as in `login=5/min`, and
-    ///   `to_string` writes it. Reading that back gives an equal limit. With the feature `serde`,
+    ///   `to_string` writes this form. Parsing the written text gives an equal limit. With the
+    ///   feature `serde`,
     ///   [configurations](crate::guide::limits_by_plan#limits-from-a-configuration) have the same
     ///   form.
     ///
@@ -279,14 +280,14 @@ fn read(name: Cow<'static, str>, text: &str) -> Result<Limit, String> {
     }
 }
 
-/// Reads a number of digits only. A number that is too large becomes `u64::MAX`, which no rule
-/// allows.
+/// Reads a number that has only digits. A number that is too large becomes `u64::MAX`, which no
+/// rule allows.
 pub(crate) fn whole_number(text: &str) -> Option<u64> {
     let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     is_number.then(|| text.parse().unwrap_or(u64::MAX))
 }
 
-/// Returns a calendar limit's algorithm; `None` for a window that is not by the calendar.
+/// Returns a calendar limit's algorithm; `None` for a window that does not follow the calendar.
 fn calendar(window: &str, zone: Option<&str>) -> Result<Option<Algorithm>, String> {
     #[cfg(feature = "calendar")]
     return Ok(Calendar::read(window, zone)?.map(|calendar| Algorithm {

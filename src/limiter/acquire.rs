@@ -21,8 +21,8 @@ use crate::{
     metrics,
 };
 
-/// A waiter waits at least this long between two of its checks. Otherwise a store with zero retry
-/// times would be asked all the time.
+/// A waiter waits at least this long between two of its checks. Otherwise a store that returns zero
+/// retry times would be asked all the time.
 const LEAST_BLOCK: Duration = Duration::from_millis(1);
 
 /// The time after which a waiter asks the store again when the store has failed.
@@ -32,36 +32,40 @@ impl Limiter {
     /// Waits up to `max_wait` until `cost` units of `limit` are left for `key`, and spends them.
     ///
     /// 1. **Order.** Lines are first come, first served. A limiter and its clones have one line for
-    ///    each set of limits and keys that can refuse, on each tokio runtime, and for each
-    ///    [`deadline`](Self::deadline) among the clones. Checks with different costs wait in the
-    ///    same line. Waiters are admitted in the order in which they were first refused, or found
-    ///    others in line. Only the first asks the store. After an admission that leaves units, the
-    ///    next waiters ask as well, as many as fit if their costs are equal.
-    ///    [`check`](Self::check), other lines and other processes do not wait in this line: free
-    ///    units go to the first check that asks.
+    ///    each set of limits and keys that can refuse a check. Each tokio runtime has its own
+    ///    lines, and so does each [`deadline`](Self::deadline) among the clones. Checks with
+    ///    different costs wait in the same line. A waiter joins the end of the line when it is
+    ///    refused for the first time, or when it arrives and others are already in line. Waiters
+    ///    are admitted in this order. Only the first waiter asks the store. If units are left after
+    ///    an admission, the next waiters ask as well: as many as would fit at the admitted check's
+    ///    cost. Calls to [`check`](Self::check), waiters in other lines, and other processes do not
+    ///    wait in this line: free units go to the first check that asks.
     /// 2. **Retry time.** A refused waiter asks again when its retry time is over. If only
     ///    [reserved](crate::Charge::reserve) units are in the way, it asks again after
-    ///    [`retry_reserved_after`](Self::retry_reserved_after), and for the last time at the end of
+    ///    [`retry_reserved_after`](Self::retry_reserved_after), and a last time at the end of
     ///    `max_wait`. If the retry time is longer than the rest of `max_wait`, the refusal is
     ///    returned at once. A waiter that cannot reach the front in time is also refused at once,
-    ///    with a lower bound as its retry time: the wait of the first in line. It spends nothing.
+    ///    and spends nothing. Its retry time is then a lower bound: the time until the first waiter
+    ///    in line asks again.
     /// 3. **Freed units.** A [settlement](Self::settle) or [reset](Self::reset) through this
-    ///    limiter or a clone, and a place that is freed, wake the waiter that has waited longest
-    ///    for units under this limit and key, at the front of any line. If its reply says that
-    ///    units are left, and this limit does not refuse it, the next is woken, and so on. If a
-    ///    settlement's caller leaves before the reply, or the call times out, a waiter is woken
-    ///    after the deadline, at most after a second. Other limiters do not wake waiters here, even
-    ///    on the same store.
+    ///    limiter or a clone wakes a waiter, and so does a place that is freed. Among the waiters
+    ///    at the front of their lines, the one that has waited longest for units under this limit
+    ///    and key is woken. If the store's reply to it says that units are left, and this limit
+    ///    does not refuse it, the next waiter is woken, and so on. If a settlement's caller leaves
+    ///    before the reply, or the call times out, a waiter is woken after the deadline, or after a
+    ///    second if the deadline is longer. Other limiters do not wake waiters here, even on the
+    ///    same store.
     /// 4. **Failures.** The [`deadline`](Self::deadline) limits each store call, not the wait.
-    ///    While the store fails, the first in line asks again every 100 ms. It gets the error when
-    ///    less than 100 ms of its `max_wait` are left, or at once if waiting does not help, such as
-    ///    after a wrong password. Under [`fail_local`](Self::fail_local), the share decides
-    ///    meanwhile. The store may have counted the units for each call that it did not answer.
+    ///    While the store fails, the first waiter in line asks again every 100 ms. This waiter gets
+    ///    the error when less than 100 ms of its `max_wait` is left. If waiting does not help, such
+    ///    as after a wrong password, it gets the error at once. Under
+    ///    [`fail_local`](Self::fail_local), this process decides under its share meanwhile. The
+    ///    store may have counted the units for each call that it did not answer.
     /// 5. **Polling.** While the caller is in line, a task on its runtime waits on its behalf. So a
-    ///    future that is kept without being polled does not block others. It may be admitted
-    ///    meanwhile, and has then spent its units, even if it is dropped before it is polled again.
-    ///    Dropping the future ends the task, and the next waiter has its turn. Waiting needs a
-    ///    tokio runtime with time. If this runtime ends, the result is an [`Error::Unavailable`].
+    ///    future that is kept without being polled does not block others. The check may be admitted
+    ///    meanwhile. Its units are then spent, even if the future is dropped before it is polled
+    ///    again. Dropping the future ends the task, and the next waiter has its turn. Waiting needs
+    ///    a tokio runtime with time. If this runtime ends, the result is an [`Error::Unavailable`].
     ///
     /// A check that can never be refused, such as one at a cost of 0, never waits.
     ///
@@ -105,9 +109,9 @@ impl Limiter {
             .await
     }
 
-    /// Same as [`acquire_all`](Self::acquire_all), for a request that has already `waited` for
-    /// other decisions. This time shortens the deadline of the first store call. Later calls, after
-    /// a wait in line, have the whole deadline.
+    /// Does the same as [`acquire_all`](Self::acquire_all), for a request that has already `waited`
+    /// for other decisions. This time shortens the deadline of the first store call. Later calls,
+    /// after a wait in line, have the whole deadline.
     pub(crate) async fn acquire_after(
         &self,
         check: Check,
@@ -149,12 +153,12 @@ struct Caller {
     place: Place,
     check: Check,
     end: Instant,
-    /// When the caller asks again after a refusal.
+    /// The time at which the caller asks again after a refusal.
     asks_at: Option<Instant>,
 }
 
 impl Caller {
-    /// Asks when it is the caller's turn, until the caller need not wait any more.
+    /// Asks the store whenever it is the caller's turn, until the caller need not wait any more.
     async fn wait(mut self) -> Result<Decision, Error> {
         // A caller that has waited for others asks as soon as it has its turn.
         if self.place.line_waits().is_some() {
@@ -188,7 +192,7 @@ impl Caller {
             return Some(outcome);
         }
         if told.is_some_and(Decision::is_refused_by_reservations) {
-            // Others may give back units, even while a refusal is cached.
+            // Other callers may give back units, even while a refusal is cached.
             self.limiter = self.limiter.clone().asking_each_time();
         }
         None
@@ -201,7 +205,7 @@ impl Caller {
             Err(error) => return core.known(check).ok_or(error),
             Ok(status) => status,
         };
-        // Units may be left by now. They are for the first in line.
+        // Units may be left by now, but they are for the first waiter in line.
         let wait = self.place.line_waits().unwrap_or_default();
         let refusal = status.refused_for(check, wait.max(LEAST_BLOCK));
         metrics::decided(&refusal, &core.layer);
@@ -209,9 +213,9 @@ impl Caller {
     }
 }
 
-/// Returns when to ask again; `None` after an admission that has its places, after an error that
-/// will not pass, or if the retry time goes beyond `end`. If only reserved units refuse, the last
-/// check is at `end`, since they may be given back at any time.
+/// Returns when to ask again. Returns `None` after an admission that still has its places, after an
+/// error that waiting does not cure, or if the retry time is later than `end`. If only reserved
+/// units are in the way, the last check is at `end`, since they may be given back at any time.
 fn ask_again_at(
     end: Instant,
     outcome: &Result<Decision, Error>,
@@ -227,10 +231,10 @@ fn ask_again_at(
             if decision.is_refused_by_reservations() {
                 wait = wait.min(left);
             }
-            // The retry time counts from the store's decision. Since then the reply has travelled,
-            // and the next check will travel. Together they take a round trip, which is subtracted.
-            // After a decision in the store's place, the caller asks after a `PAUSE`: the store may
-            // be back long before the retry time, with units left.
+            // The retry time counts from the store's decision. The reply has travelled since then,
+            // and the next check will travel, too. Together this takes a round trip, which is
+            // subtracted. If this process decided in the store's place, the caller asks again after
+            // a `PAUSE`: the store may be back long before the retry time, with units left.
             let asks_after = if decision.is_the_stores() {
                 wait.saturating_sub(distance)
             } else {

@@ -27,7 +27,7 @@ const LEAST: Duration = Duration::from_millis(5);
 const LONGEST: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 
 impl Core {
-    /// The longest time that a request waits for decisions.
+    /// The longest time for which a request waits for decisions.
     pub(super) fn deadline(&self) -> Duration {
         self.deadline.unwrap_or_else(|| self.round_trip.deadline())
     }
@@ -44,16 +44,16 @@ const LONGEST_SPARE: Duration = Duration::from_secs(1);
 type OwnedSleep = (Id, Pin<Box<Sleep>>);
 
 thread_local! {
-    /// Timers that this thread uses again, all of one runtime. Tokio moves a registered timer to a
-    /// later time in one atomic step. A new timer has to be registered, which often wakes the
-    /// runtime's own driver by a system call, and is deregistered after its wait. The timers of a
-    /// runtime that has ended stay, with its driver, until the thread has a timer of another
-    /// runtime, or ends.
+    /// Timers that this thread uses again. All of them belong to the same runtime. Tokio moves a
+    /// registered timer to a later time in one atomic step. A new timer has to be registered, which
+    /// often wakes the runtime's driver by a system call, and it is deregistered after its wait. If
+    /// a runtime has ended, its timers and its driver stay in memory until the thread keeps a timer
+    /// for another runtime, or ends.
     static SPARE: Cell<Vec<OwnedSleep>> = const { Cell::new(Vec::new()) };
 }
 
 /// A timer that always belongs to the runtime that polls it. In a runtime that has ended, a timer
-/// would panic. In one that is not driven, it would never fire.
+/// would panic. In a runtime that is not driven, a timer would never fire.
 #[derive(Default)]
 pub(super) struct Timer {
     // The timer is boxed, so that futures that need no timer stay small.
@@ -101,7 +101,7 @@ impl Drop for Timer {
         if self.is_brief
             && let Some(unused) = self.sleep.take()
         {
-            // A thread that ends keeps no timer.
+            // A thread that is ending does not keep timers.
             let _ = SPARE.try_with(|spare| {
                 let mut timers = spare.take();
                 if timers.last().is_some_and(|(of, _)| *of != unused.0) {
@@ -116,7 +116,8 @@ impl Drop for Timer {
     }
 }
 
-/// A timer for this runtime that the thread has kept. `None` in a thread that ends.
+/// Returns a timer that the thread has kept for this runtime. Returns `None` if there is none, or
+/// if the thread is ending.
 fn spare(runtime: Id) -> Option<Pin<Box<Sleep>>> {
     let found = SPARE.try_with(|spare| {
         let mut timers = spare.take();
@@ -134,14 +135,14 @@ pin_project! {
     /// timer and needs no runtime.
     ///
     /// When the timer fires, the other tasks that can run are polled first, and then the future
-    /// once more. If the process has not run for a while, a reply may have come in time without
-    /// being read. Then one of these tasks reads it.
+    /// once more. If the process has not run for a while, a reply may have arrived in time without
+    /// being read. Then one of the other tasks reads it.
     pub(crate) struct Deadline<F> {
         #[pin]
         future: F,
         pub(super) deadline: Duration,
-        // How much of the deadline the request has spent on other layers' decisions, or on choosing
-        // a limit.
+        // The part of the deadline that the request has spent on other layers' decisions, or on
+        // choosing a limit.
         waited: Duration,
         timer: Timer,
         is_over: bool,
@@ -267,7 +268,7 @@ mod tests {
         assert!(begun.elapsed() <= LONGEST_SPARE, "{:?}", begun.elapsed());
     }
 
-    /// A kept timer keeps the driver of its runtime, and so its open files.
+    /// A kept timer keeps its runtime's driver alive, and so the driver's open files.
     #[test]
     fn a_thread_keeps_no_timers_of_several_runtimes() {
         let runtime = || Builder::new_current_thread().enable_all().build().unwrap();

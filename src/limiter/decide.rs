@@ -1,6 +1,6 @@
-//! Decides checks. Four things are asked in this order, and the first that can decide does so: this
-//! process's prefetches, the refusal cache, an open breaker, the store. If the store fails, this
-//! process may decide in its place.
+//! Decides checks. Four things can decide a check: this process's prefetches, the refusal cache, an
+//! open breaker, and the store. They are asked in this order, and the first one that can decide
+//! does so. If the store fails, this process may decide in its place.
 
 use std::{
     future::{Future, pending},
@@ -32,8 +32,8 @@ use crate::{
 pub(crate) struct Asking {
     core: Arc<Core>,
     pub(crate) reply: Deadline<StoreFuture<Decision>>,
-    /// The check's look-up in the refusal cache, which needs it to learn from the store's reply.
-    /// `None` without a cache, or if the check cannot be refused.
+    /// The result of looking up the check in the refusal cache. The cache needs it to learn from
+    /// the store's reply. `None` without a cache, or if the check cannot be refused.
     lookup: Option<Lookup>,
     mode: FailureMode,
     /// The store part that decides.
@@ -41,13 +41,14 @@ pub(crate) struct Asking {
     /// The check, until its outcome is known. If the store fails, this process may decide in its
     /// place.
     check: Option<Arc<Check>>,
-    /// The number of the last prefetch taken before the store was asked, if a limit has prefetch.
+    /// The number of the last prefetch that was taken before the store was asked. `None` if no
+    /// limit has prefetch.
     asked_after: Option<u64>,
     /// Set by the first poll if the check takes places. While it is set, `shutdown` waits for this
     /// check.
     underway: Option<Underway>,
-    /// Set when the check is sent, if it takes places under a caller's id; `None` for any other
-    /// check.
+    /// Set when the check is sent, if the check takes places and has a caller's id. `None` for any
+    /// other check.
     user: Option<Arc<OnceLock<places::User>>>,
 }
 
@@ -68,7 +69,7 @@ impl Future for Asking {
         let underway = this.underway.take();
         let (core, reply, lookup) = (&this.core, &this.reply, this.lookup);
         let mut outcome = match outcome {
-            // The store has not answered in time, so this is no answer for the breaker.
+            // The store has not answered in time, so the breaker does not count this as an answer.
             Ok(Ok(refusal)) if refusal.is_estimate() => Ok(refusal),
             outcome => core.heard(reply, part, check.as_deref(), outcome),
         };
@@ -81,10 +82,10 @@ impl Future for Asking {
 }
 
 impl Asking {
-    /// Starts a task that waits for the reply, now that the caller no longer does. After the reply,
-    /// the task frees the places at once, and updates the refusal cache. It starts only if the
-    /// check may have been sent, and only if the reply matters: if the check takes places, or if
-    /// the refusal cache refuses other checks until this reply.
+    /// Starts a task that waits for the reply, since the caller no longer waits for it. After the
+    /// reply, the task frees the places at once, and updates the refusal cache. The task starts
+    /// only if the check may have been sent, and only if the reply matters: if the check takes
+    /// places, or if the refusal cache refuses other checks until this reply.
     fn let_go(&mut self) {
         let is_queued = self.user.as_ref().is_some_and(|user| user.get().is_none());
         let has_turn = self.lookup.is_some_and(|lookup| lookup.has_turn);
@@ -105,7 +106,7 @@ impl Asking {
             LONGEST_DEADLINE
         };
         let reply = Deadline::new(reply, most, Duration::ZERO);
-        // A detachable future that is dropped goes on without a caller.
+        // Dropping a detachable future does not stop it: it goes on without a caller.
         drop(self.core.owed.detachable(async move {
             if let Ok(Ok(decision)) = reply.await {
                 core.learn(lookup, &check, &decision);
@@ -125,8 +126,8 @@ impl Drop for Asking {
 }
 
 impl Limiter {
-    /// Spends `cost` units of `limit` for `key`, if they are left. The future borrows nothing, so
-    /// it can be spawned.
+    /// Spends `cost` units of `limit` for `key`, if that many are left. The future does not borrow
+    /// anything, so it can be spawned.
     ///
     /// # Errors
     ///
@@ -142,8 +143,8 @@ impl Limiter {
         let limiter = self.clone();
         let charge = Charge::new(limit.clone(), key, cost);
         async move {
-            // Same as `decide`, whose future would copy the check once more: a tenth of a cached
-            // refusal's time.
+            // This does the same as `decide`. Calling `decide` would copy the check once more,
+            // which takes a tenth of the time that a cached refusal takes.
             match limiter.decide_now(Check::new(charge?), Duration::default) {
                 Break(outcome) => outcome,
                 Continue(asking) => asking.await,
@@ -184,8 +185,8 @@ impl Limiter {
         self.check(limit, key, 0)
     }
 
-    /// Decides for a request that has `waited` for other decisions, and adds this decision's time
-    /// to `waited`.
+    /// Decides a check for a request that has already `waited` for other decisions. Adds the time
+    /// that this decision takes to `waited`.
     pub(crate) async fn decide(
         &self,
         check: Check,
@@ -201,9 +202,9 @@ impl Limiter {
         }
     }
 
-    /// Decides without waiting, as a `Break`, if prefetches, the refusal cache, an open breaker or
-    /// the store can do so. Otherwise continues with a future that asks the store. The time that
-    /// the request has `waited` for other decisions shortens the deadline.
+    /// Returns a `Break` with the outcome if prefetches, the refusal cache, an open breaker or the
+    /// store can decide without waiting. Otherwise returns a `Continue` with a future that asks the
+    /// store. The time that the request has `waited` for other decisions shortens the deadline.
     #[inline]
     pub(crate) fn decide_now(
         &self,
@@ -301,7 +302,7 @@ impl Core {
         refusal
     }
 
-    /// Refuses a check that the store cannot decide, if its refusal is cached.
+    /// Refuses a check that the store cannot decide, if a refusal is cached for it.
     pub(super) fn known(&self, check: &Check) -> Option<Decision> {
         let mut lookup = self.refusals.as_ref()?.look_up(check);
         Some(self.repeat(self.recall(check, lookup.as_mut(), false)?))
@@ -332,8 +333,8 @@ impl Core {
 
     /// Turns the store's reply into a decision, which holds the places that the check has taken.
     /// After a failure, may decide in the store's place. `call` has the time until the store's
-    /// reply, and what counts a check with places as in flight; `None` if the store decided at
-    /// once.
+    /// reply, and the value that counts a check with places as in flight; it is `None` if the store
+    /// decided at once.
     #[inline]
     fn conclude(
         self: &Arc<Self>,

@@ -9,8 +9,7 @@ use crate::{check::Check, decision::Decision, error::Error, metrics, store::Stor
 ///
 /// Under every failure mode, a refusal stays a refusal, and a layer rejects a request without a
 /// key. A refusal or a ban that the process [knows](crate::Limiter::refusal_cache) stands until its
-/// own time has passed, even if the store fails. So a client does not gain by making its checks
-/// fail.
+/// time has passed, even if the store fails. So a client does not gain by making its checks fail.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FailureMode {
@@ -41,8 +40,8 @@ pub enum FailureMode {
 ///    is above it. The error is not [`NeverFits`](crate::Error::NeverFits), since the cost fits
 ///    into the whole limit.
 /// 4. A limit in the [shadow](crate::Charge::in_shadow) keeps all its units.
-/// 5. Units that were reserved in the process are settled there, even if the store is back. The
-///    settlement has to go through a clone of the same limiter. A settlement [by
+/// 5. Units that were reserved in the process are settled in the process, even if the store is
+///    back. The settlement has to go through a clone of the same limiter. A settlement [by
 ///    id](crate::settlement::Settlement::by_id) goes to the store, which does not know the
 ///    admission.
 /// 6. A limiter and its clones, or a layer and its services, count in one
@@ -59,7 +58,7 @@ impl Share {
     ///
     /// # Panics
     ///
-    /// If `processes` is 0. In a `const`, a 0 does not compile.
+    /// If `processes` is 0. In a `const`, 0 does not compile.
     #[track_caller]
     pub const fn one_of(processes: u32) -> Self {
         match NonZeroU32::new(processes) {

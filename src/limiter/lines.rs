@@ -1,17 +1,18 @@
 //! The lines for [`Limiter::acquire`](super::Limiter::acquire): a fair semaphore for each set of
-//! limits and keys, and a `Notify` for each limit and key's freed units.
+//! limits and keys, and for each limit and key a `Notify` that tells when units are freed.
 //!
 //! 1. A waiter asks the store while it has a permit, and keeps the permit after a refusal. A line
-//!    has one permit. After an admission that leaves units, it has as many as further calls fit. It
-//!    has no more than one while a refused waiter sleeps, since others would overtake that waiter.
-//! 2. A refused waiter sleeps at the `Notify` for the limit and key that refuse it for the longest
-//!    time. Freed units wake the waiter that has slept longest. If its reply says that units are
-//!    left, the next is woken, and so on.
-//! 3. If units are freed while nobody sleeps, the next to sleep asks again at once, since the store
-//!    may have refused it before.
-//! 4. A woken waiter that leaves, or whose call fails, wakes the next. If the freed units are too
-//!    few for a woken waiter, it wakes the next when it leaves.
-//! 5. Each runtime has lines of its own, since a runtime may stand still.
+//!    has one permit. If units are left after an admission, it has as many permits as there are
+//!    further checks that fit. While a refused waiter sleeps, it has only one permit, since others
+//!    would overtake that waiter.
+//! 2. A refused waiter sleeps on the `Notify` for the limit and key that refuse it for the longest
+//!    time. Freed units wake the waiter that has slept longest. If the store's reply to it says
+//!    that units are left, the next waiter is woken, and so on.
+//! 3. If units are freed while nobody sleeps, the next waiter that would sleep asks again at once,
+//!    since the store may have refused it before the units were freed.
+//! 4. A woken waiter wakes the next one if it leaves or if its call fails. If the freed units are
+//!    too few for a woken waiter, it wakes the next one when it leaves.
+//! 5. Each runtime has its own lines, since another runtime may stand still.
 
 use std::{
     collections::HashMap,
@@ -54,14 +55,14 @@ struct Table {
     freed: ByDigest<Vec<(Option<Id>, Weak<Notify>)>>,
 }
 
-/// The sum of a line's deadline and digests, and its runtime. If two sets happen to have the same
-/// sum, they share a line, and their waiters wait longer.
+/// Identifies a line by its runtime and by the sum of its deadline and digests. If two sets of
+/// limits and keys happen to have the same sum, they share a line, and their waiters wait longer.
 type LineId = (u64, Option<Id>);
 
 struct Line {
     /// The permits that no caller has.
     permits: Semaphore,
-    /// The permits beyond the first, also those that callers have.
+    /// The permits beyond the first, including those that callers have.
     extra: Mutex<usize>,
     /// When a sleeping waiter asks again. Each sleeper has a clone.
     asks_at: Arc<Mutex<Instant>>,
@@ -77,10 +78,10 @@ pub(super) struct Place {
     /// The `Notify` for the limit and key that refuse this caller for the longest time. `None` if
     /// the store has not decided.
     refused_by: Option<Arc<Notify>>,
-    /// The freed units for which the caller was woken, until a store reply.
+    /// The freed units for which the caller was woken; cleared by the next store reply.
     woken_for: Option<Arc<Notify>>,
-    /// The freed units that have woken the caller, and are too few for it. When it leaves, they are
-    /// for the next.
+    /// The freed units that have woken the caller, but are too few for it. When it leaves, they are
+    /// for the next waiter.
     too_few: Option<Arc<Notify>>,
 }
 
@@ -93,7 +94,8 @@ struct Wanted {
 
 impl Lines {
     pub(super) fn arrive(&self, check: &Check, deadline: Option<Duration>) -> Place {
-        // The store may answer only callers with a long deadline, so others do not wait with them.
+        // The store may answer in time only for callers with a long deadline, so callers with a
+        // different deadline do not wait in their line.
         let mut sum = deadline.map_or(u64::MAX, micros);
         let mut wanted = Vec::new();
         let runtime = Handle::try_current().ok().map(|runtime| runtime.id());
@@ -127,7 +129,7 @@ impl Lines {
         }
     }
 
-    /// Same as [`free`](Self::free) after a `delay`, or at once without a runtime.
+    /// Calls [`free`](Self::free) after a `delay`. Without a runtime, calls it at once.
     pub(super) fn free_after(self: &Arc<Self>, delay: Duration, digests: Vec<u64>) {
         let Ok(runtime) = Handle::try_current() else {
             return self.free(&digests);
@@ -287,7 +289,7 @@ mod tests {
     use super::*;
     use crate::{check::Charge, limit::Limit};
 
-    /// One caller after another, each with another key.
+    /// One caller after another, each with a different key.
     #[test]
     fn lines_without_callers_are_forgotten() {
         let lines = Lines::default();

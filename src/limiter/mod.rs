@@ -70,7 +70,7 @@ use crate::{
 #[must_use]
 pub struct Limiter {
     core: Arc<Core>,
-    /// What happens when the store cannot decide. In a mode without a share, the caller gets an
+    /// What happens when the store cannot decide. If the mode has no share, the caller gets an
     /// error.
     pub(crate) failure_mode: FailureMode,
 }
@@ -83,7 +83,7 @@ struct Core {
     /// `None` if the deadline follows the store's round trip.
     deadline: Option<Duration>,
     retry_reserved_after: Duration,
-    /// The layer's name, for metrics. Empty without a layer, or if it has no name.
+    /// The layer's name in metrics. Empty if there is no layer, or if the layer has no name.
     layer: Cow<'static, str>,
     /// `None` if the limiter does not cache refusals.
     refusals: Option<Refusals>,
@@ -97,14 +97,14 @@ struct Core {
     lines: Arc<Lines>,
     /// The places held by the limiter's decisions.
     renewals: Arc<Renewals>,
-    /// Work that must finish before shutdown. If the store has a local state, all limiters on its
-    /// clones share it.
+    /// Work that must finish before shutdown. If the store has a local state, all limiters on the
+    /// store's clones share this list.
     owed: Arc<Owed>,
-    /// Decides in this process while the store cannot: see [`Share`].
+    /// Decides checks in this process while the store cannot decide: see [`Share`].
     local: MemoryStore,
 }
 
-/// Same as [`Limiter::new`].
+/// Does the same as [`Limiter::new`].
 impl<S: Store> From<S> for Limiter {
     fn from(store: S) -> Self {
         Self::new(store)
@@ -153,12 +153,12 @@ impl Limiter {
     ///   connect. On stores that do not report their [round
     ///   trip](crate::store::LocalState::answered_in), it is 50 ms.
     /// * A late reply, such as the first one after a hang, raises the default deadline at once.
-    ///   Prompt replies bring it down again within some seconds, or with some thirty replies if few
-    ///   come.
+    ///   Prompt replies bring it down again within a few seconds. If replies are rare, about thirty
+    ///   of them are needed.
     /// * A deadline that you set is kept, even if the store is too far away for it. Then every
     ///   check fails, and each failure reports the deadline and the round trip, in the error and in
-    ///   the log. If the round trip is already known to be longer when you set the deadline, the
-    ///   log warns at once.
+    ///   the log. If the round trip is already known to be longer than the deadline that you set, a
+    ///   warning is logged at once.
     ///
     /// [`guide::redis_is_far_away`](crate::guide::redis_is_far_away) says what else changes if the
     /// store is far away.
@@ -189,46 +189,48 @@ impl Limiter {
 
     /// Sets the refusal cache's `max_age` for this limiter, and for clones made from it later. The
     /// refusal cache is a negative cache: it refuses checks without asking the store. After
-    /// `max_age`, one check asks the store whether a refusal still holds. With zero, every check
-    /// asks. Default: one second.
+    /// `max_age`, one check asks the store whether a refusal still holds. If `max_age` is zero,
+    /// every check asks the store. Default: one second.
     ///
-    /// 1. When a check is refused, the cache keeps for each limit and key how many units are left,
-    ///    and until when no unit leaves the window. Until then it refuses each cost above the units
-    ///    left, since other callers can only spend. So a client that varies its costs is refused as
-    ///    cheaply as one that repeats the same cost. After `max_age`, one check asks the store. The
-    ///    others are refused until the reply. If none comes within 100 ms, another check asks. If
-    ///    the store admits the check that asks, the refusal is forgotten. If the store fails in any
-    ///    way, that check gets the cached refusal, and the [failure mode](FailureMode) does not
-    ///    apply.
-    /// 2. A check with several limits is refused if the cache knows that one of them refuses,
-    ///    whichever check or layer this came from. The cache never admits. If it does not know a
-    ///    limit's figures, that limit's [status](crate::Decision::statuses) shows zeros, and the
-    ///    limit is hidden from clients.
+    /// 1. When a check is refused, the cache stores two facts for each limit and key: how many
+    ///    units are left, and until when no unit leaves the window. Until that time it refuses
+    ///    every check whose cost is above the units left, since other callers can only spend more
+    ///    units. So a client that varies its costs is refused as cheaply as one that repeats the
+    ///    same cost. After `max_age`, one check asks the store. The other checks are refused until
+    ///    the reply arrives. If no reply arrives within 100 ms, another check asks. If the store
+    ///    admits the check that asks, the refusal is forgotten. If the store fails in any way, that
+    ///    check gets the cached refusal, and the [failure mode](FailureMode) does not apply.
+    /// 2. A check with several limits is refused if the cache knows that one of them would refuse
+    ///    it. It does not matter which check or layer this knowledge comes from. The cache never
+    ///    admits a check. If it does not know a limit's figures, that limit's
+    ///    [status](crate::Decision::statuses) shows zeros, and the limit is hidden from clients.
     /// 3. The times in a cached refusal count down. The retry time is exact if no units are left,
-    ///    the cost is the refused cost, and no units are [counted afterwards](crate::Charge::spent)
-    ///    in the meantime. Otherwise it is a lower bound. For a cost of at least the refused cost,
-    ///    the bound is the cached retry time. For a lower cost, it is the time until the oldest
-    ///    unit leaves. If some used units are reserved, the refusal is kept for at most
+    ///    the cost equals the refused cost, and no units are [counted
+    ///    afterwards](crate::Charge::spent) in the meantime. Otherwise it is a lower bound. If the
+    ///    cost is at least the refused cost, the bound is the cached retry time. If the cost is
+    ///    lower, the bound is the time until the oldest unit leaves the window. If some used units
+    ///    are reserved, the refusal is kept for at most
     ///    [`retry_reserved_after`](Self::retry_reserved_after).
     /// 4. After a [reset](Self::reset), [block](Self::block) or [settlement](crate::settlement)
-    ///    through any clone of the store, checks with the same limit and key ask the store. If it
-    ///    then fails, the cache still refuses the checks that it refused before, unless some used
-    ///    units were reserved. A check also asks the store if its limit's units, window or
+    ///    through any clone of the store, checks with the same limit and key ask the store. If the
+    ///    store then fails, the cache still refuses the checks that it refused before, unless some
+    ///    used units were reserved. A check also asks the store if its limit's units, window or
     ///    algorithm have changed, or if it has an id from its caller. If another process, or
     ///    another store in this process, resets or settles, the cache finds out only after
-    ///    `max_age`, when the store answers a check. The same holds for a failover to a server that
-    ///    has lost entries.
+    ///    `max_age`, when the store answers a check. The same is true after a failover to a server
+    ///    that has lost entries.
     /// 5. The cache holds at most 10,000 limits and keys, as 64-bit digests under a per-process
-    ///    secret. It never keeps the keys themselves. Clients cannot make two digests collide. By
-    ///    chance, two collide once in fifty years, with 10,000 digests in the cache and a million
-    ///    checks a second.
-    /// 6. Stores with a [local state](crate::Store::local_state), such as `RedisStore`, have one
-    ///    refusal cache for all their clones. A limiter or layer that sets `max_age` shares it, and
-    ///    has only an age of its own. `MemoryStore` has none, since it decides as quickly as a
-    ///    cache.
-    /// 7. A `RedisStore` also caches a refusal whose caller has left by the time of the reply.
-    ///    While as many equal checks wait as a limit of at most 256 units can admit, further ones
-    ///    without an id are refused just before their deadline if the reply is late.
+    ///    secret. It never keeps the keys themselves. Clients cannot make two digests collide. With
+    ///    10,000 digests in the cache and a million checks per second, two digests collide by
+    ///    chance about once in fifty years.
+    /// 6. A store with a [local state](crate::Store::local_state), such as `RedisStore`, has one
+    ///    refusal cache for all its clones. A limiter or layer that sets `max_age` still shares
+    ///    this cache, and only its `max_age` differs. `MemoryStore` has no refusal cache, since it
+    ///    decides as quickly as a cache would.
+    /// 7. A `RedisStore` also caches a refusal if the caller has left before the reply arrives.
+    ///    Suppose that a limit has at most 256 units, and that as many equal checks are waiting as
+    ///    it can admit. Further equal checks without an id are then refused just before their
+    ///    deadline if the reply is late.
     ///
     /// ```
     /// # #[cfg(feature = "redis")]
@@ -249,7 +251,8 @@ impl Limiter {
         })
     }
 
-    /// The same limiter, but each of its checks asks the store, even if a refusal is cached.
+    /// Returns the same limiter, except that each of its checks asks the store, even if a refusal
+    /// is cached.
     fn asking_each_time(self) -> Self {
         self.set(|core| {
             if let Some(refusals) = &mut core.refusals {
@@ -301,14 +304,13 @@ impl Limiter {
         self
     }
 
-    /// Applies the limiter's deadline, less the time in `waited`, to a future that is not a
-    /// decision.
+    /// Applies the limiter's deadline, minus the time `waited`, to a future that is not a decision.
     pub(crate) fn within<F>(&self, future: F, waited: Duration) -> Deadline<F> {
         Deadline::new(future, self.core.deadline(), waited)
     }
 
-    /// Gives back the units and places that this process holds, and completes calls in flight, for
-    /// the limiters and layers on all clones of the store.
+    /// Gives back the units and places that this process holds, and completes calls in flight. This
+    /// covers the limiters and layers on all clones of the store.
     ///
     /// Call `shutdown` last, when the process serves no more requests, and before the runtime ends.
     /// A process that ends without it leaves behind all that it has taken. A place counts until its
@@ -316,21 +318,23 @@ impl Limiter {
     /// the life of its [prefetch](crate::limit::prefetch). A settlement in flight is lost.
     ///
     /// 1. `shutdown` gives back all prefetched units that are still held.
-    /// 2. It frees all places held when it begins, also those of requests that have not ended, such
-    ///    as open streams, and those of checks then in flight.
-    ///    [`has_lost_place`](crate::Decision::has_lost_place) is then true for their decisions. The
-    ///    freed places do not wake waiters in this process, since they are for other processes.
-    /// 3. It waits for store calls that free places, settle, count spent units, ban or reset, if
-    ///    they have begun, even if their caller has left.
+    /// 2. It frees all places that are held when it begins, even if their requests have not ended,
+    ///    such as open streams. It also frees the places that checks in flight at that time take.
+    ///    [`has_lost_place`](crate::Decision::has_lost_place) then returns `true` for their
+    ///    decisions. The freed places do not wake waiters in this process, since they are for other
+    ///    processes.
+    /// 3. It waits for store calls that have begun to free places, settle, count spent units, ban
+    ///    or reset, even if their caller has left.
     ///
     /// `shutdown` returns within `within`; keep it below your platform's kill timeout. Store calls
-    /// that have not ended by then go on as long as the runtime does. Requests that come after
-    /// `shutdown` has begun, and waiters, are decided as usual: whoever is admitted keeps the
-    /// place, and whoever has to wait asks again at the retry time. Their places are left behind
-    /// when the process ends. So stop accepting requests, and cancel waiting jobs, first. With
-    /// streams, [call `shutdown` twice](crate::guide::at_most_n_at_once#restart-without-refusals).
-    /// A request that is still in its handler keeps its
-    /// [reserved](crate::limiter::Limiter::reserve) units until their lease ends.
+    /// that have not ended by then go on as long as the runtime does. Waiters, and requests that
+    /// arrive after `shutdown` has begun, are decided as usual: an admitted request keeps its
+    /// place, and a request that has to wait asks again at the retry time. Their places are left
+    /// behind when the process ends. So before you call `shutdown`, stop accepting requests and
+    /// cancel waiting jobs. With streams, [call `shutdown`
+    /// twice](crate::guide::at_most_n_at_once#restart-without-refusals). A request that is still in
+    /// its handler keeps its [reserved](crate::limiter::Limiter::reserve) units until their lease
+    /// ends.
     ///
     /// If your own store has no [local state](crate::Store::local_state), the limiters on it do not
     /// know each other. Then call `shutdown` on each of them.
@@ -338,8 +342,9 @@ impl Limiter {
     /// # Errors
     ///
     /// [`Error::TimedOut`] if a call was still in flight after `within`, such as while the store
-    /// does not answer. A check that takes places also counts as in flight if its future was polled
-    /// once, and is then kept without being polled. [`Error::Unavailable`] without a tokio runtime.
+    /// does not answer. A check that takes places also counts as in flight if you have polled its
+    /// future once, and keep the future without polling it again. [`Error::Unavailable`] without a
+    /// tokio runtime.
     ///
     /// # Panics
     ///

@@ -1,5 +1,5 @@
 //! Places under [concurrent](crate::Limit::concurrent) limits, which are permits with a time to
-//! live: how long they are held, and how they are renewed.
+//! live. This file says how long they are held, and how they are renewed.
 //!
 //! 1. A decision holds its places. Dropping its last clone frees them.
 //! 2. A store that several processes share forgets a place that is not renewed within its limit's
@@ -9,20 +9,22 @@
 //! 3. A place that the store no longer knows is lost: another request may have got it. The task
 //!    takes it again, even if the limit is then exceeded. Otherwise the store would count it as
 //!    free, and admit one more request.
-//! 4. A place is freed on the runtime on which it was taken, if that has threads of its own.
-//!    Otherwise that runtime may not be polled, so the place is freed on the current runtime of the
-//!    caller that drops the decision. If there is none, or it ends meanwhile, a thread frees the
-//!    place. [`shutdown`](super::Limiter::shutdown) frees all places that are held when it begins,
-//!    and those of checks then in flight. It does not wake waiters in line: these places are for
-//!    other processes, since the requests that had them may go on.
+//! 4. A place is freed on the runtime on which it was taken, if that runtime is multi-threaded. A
+//!    current-thread runtime may no longer be polled, so such a place is freed on the current
+//!    runtime of the caller that drops the decision. If there is no current runtime, or it ends
+//!    meanwhile, a separate thread frees the place. [`shutdown`](super::Limiter::shutdown) frees
+//!    all places that are held when it begins, and those that checks in flight at that time take.
+//!    It does not wake waiters in line: these places are for other processes, since the requests
+//!    that held them may go on.
 //! 5. Each runtime on which places are taken has its own task. If a runtime's places are overdue,
-//!    it stands still or has ended, so the tasks on other runtimes renew them, too.
+//!    the runtime stands still or has ended, so the tasks on other runtimes also renew these
+//!    places.
 //! 6. A store that decides [at once](crate::Store::decide_now), such as `MemoryStore`, does not
 //!    forget places, so they are not renewed.
-//! 7. Under a caller's id, an idempotency key, several tries and decisions in the process use one
-//!    place. They share a lock, and the last of them frees the place. A reply that comes too late
-//!    for its caller is such a decision, too. A try waits until a call that frees its place has
-//!    ended.
+//! 7. If a caller gives an id, which is an idempotency key, several tries and decisions in the
+//!    process may use the same place. They share a lock, and the last user frees the place. A reply
+//!    that comes too late for its caller counts as such a decision, too. If a call is freeing the
+//!    place, a new try waits until that call has ended.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -52,17 +54,17 @@ use crate::{
     store::{MOST_TIME, StoreFuture, give_back},
 };
 
-/// The life of a place is divided by these numbers. A place is renewed after half its life. If the
+/// A place's life is divided by these numbers. A place is renewed after half its life. If the
 /// renewal fails, there is time for three more tries, an eighth of the life apart. A call that
-/// hangs is given up after a quarter of the life, at most after [`MOST_TIME`]. Then there is time
-/// for one more call. Each renewal begins a round trip earlier, and may take a round trip longer,
-/// so that it also reaches a store that is far away.
+/// hangs is given up after a quarter of the life, or after [`MOST_TIME`] if that is shorter. Then
+/// there is time for one more call. Each renewal begins a round trip earlier, and may take a round
+/// trip longer, so that it also reaches a store that is far away.
 const RENEWAL: u32 = 2;
 const NEXT_TRY: u32 = 8;
 const LONGEST_TRY: u32 = 4;
 
-/// The time after which the task looks again for due places: an eighth of a second, the time
-/// between two tries under the shortest life of a place.
+/// The time after which the task looks again for due places: an eighth of a second. With the
+/// shortest life that a place can have, this is the time between two tries.
 const PAUSE: Duration = Duration::from_millis(125);
 
 /// When a place is due, the task also renews those that are due within this time. Many renewals
@@ -78,8 +80,8 @@ const MOST_IN_FLIGHT: usize = 4_096;
 /// A place that is renewed.
 struct Place {
     core: Arc<Core>,
-    /// A check of this place alone. Each place in an admission has its own life, and may be lost
-    /// alone.
+    /// A check with only this place. Each place in an admission has its own life, and may be lost
+    /// while the others are kept.
     check: Check,
     life: Duration,
     id: AdmissionId,
@@ -95,18 +97,18 @@ struct Place {
     kept_until: Mutex<Option<Instant>>,
 }
 
-/// The places that a decision's clones hold.
+/// The places that a decision and its clones hold.
 struct Held {
     renewed: Vec<Arc<Place>>,
     user: User,
 }
 
-/// One that uses places: a decision, or a try under a caller's id. The last user frees them.
+/// A user of places: a decision, or a try with a caller's id. The last user frees the places.
 pub(super) struct User {
     core: Arc<Core>,
     /// Frees all the admission's places.
     free: Settlement,
-    /// True if this user has to free the places, unless others use them.
+    /// True if this user has to free the places, unless another user still has them.
     has_taken: bool,
     /// The runtime on which the places were taken. `None` if the places are freed without a
     /// runtime.
@@ -121,16 +123,17 @@ pub(super) struct Renewals(Mutex<Table>);
 
 #[derive(Default)]
 struct Table {
-    /// The places that are held, by next renewal and address in memory. Admission ids would not
-    /// tell two places apart, since a caller may give one id to several checks.
+    /// The places that are held, sorted by their next renewal and their address in memory.
+    /// Admission ids would not tell two places apart, since a caller may give one id to several
+    /// checks.
     held: BTreeMap<(Instant, usize), Arc<Place>>,
-    /// Each runtime's task.
+    /// The task on each runtime.
     tasks: HashMap<runtime::Id, AbortHandle>,
 }
 
 /// Lets a decision hold the places that its admission has taken. `call` has the time until the
-/// store's reply, and what counts the check as in flight; `None` if the store decided at once. If a
-/// shutdown has begun since then, the places are freed at once.
+/// store's reply, and the value that counts the check as in flight; it is `None` if the store
+/// decided at once. If a shutdown has begun since the check was sent, the places are freed at once.
 #[cold]
 pub(super) fn hold(
     core: &Arc<Core>,
@@ -182,8 +185,9 @@ pub(super) fn hold(
     decision.holding(Arc::new(Held { renewed, user }))
 }
 
-/// Lets a try under a caller's id use its places before it is sent, once no call frees them. The
-/// returned lock is set when the try is sent; `None` for any other check, which need not wait.
+/// Registers a try with a caller's id as a user of its places before the try is sent. If a call is
+/// freeing these places, the try waits for that call first. The returned lock is set when the try
+/// is sent. Any other check need not wait, and gets `None`.
 pub(super) fn in_turn(
     core: &Arc<Core>,
     check: &Check,
@@ -275,7 +279,7 @@ impl Drop for User {
             guard.fetch_or(self.has_taken, Ordering::SeqCst);
             let shared = Arc::clone(OwnedRwLockReadGuard::rwlock(&guard));
             drop(guard);
-            // If this fails, another user has them, and frees them.
+            // If this fails, another user has the places, and frees them.
             let Ok(lock) = shared.try_write_owned() else {
                 return;
             };
@@ -298,10 +302,11 @@ impl Drop for User {
     }
 }
 
-/// Begins to free places, on their `own` runtime if that has threads of its own. Otherwise it may
-/// no longer be polled, so the caller's runtime frees them. If `wakes`, waiters may ask for them.
-/// The next try under the same id waits for `alone`, until the call has ended. Otherwise the call
-/// might free that try's place.
+/// Begins to free places. This runs on `own`, the runtime on which the places were taken, if that
+/// runtime is multi-threaded. A current-thread runtime may no longer be polled, so the caller's
+/// current runtime is used instead. If `wakes` is set, waiters may ask for the freed places. The
+/// next try with the same id needs the lock `alone`, so it waits until the call has ended.
+/// Otherwise the call might free that try's place.
 fn free(
     core: &Arc<Core>,
     places: Settlement,
@@ -353,8 +358,8 @@ impl Renewals {
         lock(&self.0).held.contains_key(&place.entry())
     }
 
-    /// Returns the places that a runtime's task renews now, and sets when they are tried again. If
-    /// no place is held, returns `None`, and forgets the task.
+    /// Returns the places that a runtime's task has to renew now, and schedules the next try for
+    /// each of them. If no place is held, forgets the task and returns `None`.
     fn due(&self, runtime: runtime::Id) -> Option<Vec<Arc<Place>>> {
         let mut table = lock(&self.0);
         let now = Instant::now();
@@ -404,7 +409,7 @@ impl Holder for Renewals {
 }
 
 impl Core {
-    /// The time after which a place is renewed: half its life, less a round trip, so that the reply
+    /// The time after which a place is renewed: half its life minus a round trip, so that the reply
     /// arrives before the place is lost.
     fn renewed_after(&self, life: Duration) -> Duration {
         (life / RENEWAL).saturating_sub(self.round_trip.smoothed())
@@ -443,7 +448,8 @@ async fn renew(renewals: Weak<Renewals>, runtime: runtime::Id) {
         }
     }
     // A place may be freed while its renewal is in flight. The renewal may then take the place
-    // again, and has to free it once more. So the task waits for the calls in flight.
+    // again, so the place has to be freed once more. Therefore, the task waits for the calls in
+    // flight.
     while calls.join_next().await.is_some() {}
 }
 

@@ -2,9 +2,9 @@
 //! [`limit::prefetch`](crate::limit::prefetch).
 //!
 //! A task belongs to one limit and key. It begins when the key's checks are frequent. It ends when
-//! it holds nothing and they are no longer frequent. If its runtime ends, the process can still
-//! spend the units that it has taken, until their life is over. A task on another runtime gives
-//! back the units left.
+//! it holds nothing and the checks are no longer frequent. If its runtime ends, the process can
+//! still spend the units that the task has taken, until their life is over. A task on another
+//! runtime gives back the units that are left.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use crate::{
 impl Core {
     /// Learns from a store decision. After an admission, begins to take prefetches if the key's
     /// checks are frequent and there is a runtime. After a refusal, gives back the units that this
-    /// process holds, if the check would then fit.
+    /// process holds, if the check would fit without them.
     pub(super) fn note(&self, check: &Check, decision: Decision, asked_after: u64) -> Decision {
         let Some(prefetches) = &self.prefetches else {
             return decision;
@@ -86,8 +86,8 @@ impl Core {
         });
     }
 
-    /// Forgets the refusals for a limit and key, and gives back their prefetches. Does so now, and
-    /// again when the returned guard is dropped, after the store call.
+    /// Forgets the refusals for a limit and key, and gives back the prefetches for them. Does so
+    /// now, and again when the returned guard is dropped, after the store call.
     pub(super) fn outdate(&self, limit: &Limit, key: &Key) -> Option<Outdated> {
         let state = self.store.local_state()?;
         Some(state.outdate([(limit, key)], state.prefetches.clone()))

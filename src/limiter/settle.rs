@@ -13,7 +13,7 @@ use crate::{
     store::{MOST_TIME, Store, StoreFuture},
 };
 
-/// Units that are reserved until they are settled: made by [`Limiter::reserve`].
+/// Units that are reserved until they are settled. [`Limiter::reserve`] returns this.
 ///
 /// A reservation can be kept in the value that spends the units, such as a streamed response body:
 /// see the example `llm_tokens`. If it is dropped without a settlement, the units count until the
@@ -31,12 +31,12 @@ struct Returning<'a> {
     lines: &'a Arc<Lines>,
     /// One digest per limit and key.
     freed: Vec<u64>,
-    /// The time after which the units are expected to be given back.
+    /// The time after which the units are expected to have been given back.
     delay: Duration,
 }
 
-/// The longest time until units count as freed if their settlement's caller has left, or if the
-/// reply is late. With a shorter deadline, they count as freed after the deadline.
+/// The longest time until units count as freed if the caller that settles them has left, or if the
+/// reply is late. If the deadline is shorter, they count as freed after the deadline.
 const LONGEST_RETURN: Duration = Duration::from_secs(1);
 
 impl Reservation {
@@ -68,9 +68,9 @@ impl Limiter {
     /// Reserves `cost` units of `limit` for `key`, for work whose cost is known only afterwards. A
     /// cost of zero reserves one unit. The inner error is the refusal.
     ///
-    /// Units that are not settled are given back when the lease ends, at the latest with the
-    /// window. A settlement after the lease still counts the used units, but other requests may
-    /// have been admitted meanwhile.
+    /// Units that are not settled are given back when the lease ends, and at the latest when the
+    /// window ends. A settlement after the lease still counts the used units, but other requests
+    /// may have been admitted meanwhile.
     ///
     /// A [full](crate::MemoryStore#when-it-is-full) `MemoryStore` may count the units for the whole
     /// window. Settlements then do not give them back: see [`was_applied`](Settled::was_applied).
@@ -140,9 +140,9 @@ impl Limiter {
         outcome
     }
 
-    /// Counts units that an admission has spent: in this process if it decided, otherwise in the
-    /// store. If the store fails, they do not count under a share: a ban, and the figures that
-    /// clients see, would take the share for the limit.
+    /// Counts units that an admission has spent. They count in this process if it decided the
+    /// check, otherwise in the store. If the store fails, the units do not count under a share: a
+    /// ban would take the share for the limit, and so would the figures that clients see.
     pub(crate) async fn count(&self, spent: Check, is_local: bool) -> Result<Decision, Error> {
         if is_local {
             return Ok(self.core.local.decide(spent).await?);

@@ -1,4 +1,5 @@
-//! A circuit breaker at work. `local/mod.rs` has the rules and the defaults for [`Breaker`].
+//! The circuit breaker's state and its probes. `local/mod.rs` has the rules and the defaults for
+//! [`Breaker`].
 
 #[cfg(not(test))]
 use std::sync;
@@ -52,8 +53,8 @@ pub(crate) struct BreakerState {
 
 struct FailingPart {
     /// The longest deadlines among the checks that have failed in a row, the longest first. The
-    /// list has room for as many failures as open the breaker. When it is full, the breaker opens
-    /// for all checks whose deadline is at most the last one in the list.
+    /// list has room for as many failures as are needed to open the breaker. When it is full, the
+    /// breaker opens for all checks whose deadline is at most the last deadline in the list.
     failures: Vec<Duration>,
     last: Arc<Error>,
     open: Option<Open>,
@@ -65,11 +66,11 @@ struct Open {
     deadline: Duration,
     /// The deadline for the next probe, or for the one in flight.
     probe_takes: Duration,
-    /// The longest deadline that any refused caller may have later, since a default deadline grows
-    /// with the round trip.
+    /// The longest deadline that any refused caller may have later. A default deadline may still
+    /// grow with the round trip.
     longest: Duration,
-    /// When a probe last ended, or a caller's check became the probe. Before that, when the breaker
-    /// opened.
+    /// The last time at which a probe ended, or at which a caller's check became the probe. If
+    /// neither has happened yet, the time at which the breaker opened.
     probed_at: Instant,
     /// The task that sends probes.
     probes: Option<AbortHandle>,
@@ -92,7 +93,7 @@ impl SharedBreaker {
         self.0.count.load(Ordering::Relaxed) > 0
     }
 
-    /// True if the breaker keeps checks for this part with this deadline from the store.
+    /// True if the breaker stops checks with this deadline from asking this part of the store.
     pub(crate) fn is_open_for(&self, part: impl FnOnce() -> Part, deadline: Duration) -> bool {
         self.may_be_open()
             && self
@@ -123,8 +124,8 @@ impl SharedBreaker {
     }
 
     /// The error to return instead of asking a store part, if the breaker is open for this
-    /// deadline. `probe` sends a probe with the deadline that it is passed, which may become as
-    /// long as `longest`.
+    /// deadline. `probe` sends a probe. Its argument is the probe's deadline, which may grow up to
+    /// `longest`.
     pub(crate) fn refuse<P, F>(
         &self,
         part: Part,
@@ -145,8 +146,8 @@ impl SharedBreaker {
         open.probe_takes = open.probe_takes.max(deadline);
         open.longest = open.longest.max(longest);
         // A probe is overdue only after twice the sum of the interval and its deadline. Before
-        // that, the task's runtime may only be busy, and not blocked. If the runtime has ended, so
-        // has the task, and no probe is in flight.
+        // that, the task's runtime may just be busy rather than blocked. If the runtime has ended,
+        // the task has ended, too, and no probe is in flight.
         let every = self.0.settings.probe_every.max(Duration::from_millis(1));
         let takes = match &open.probes {
             Some(task) if task.is_finished() => Duration::ZERO,
@@ -163,9 +164,9 @@ impl SharedBreaker {
             let probes = send_probes(Arc::downgrade(&self.0), part, every, probe);
             open.probes = Some(runtime.spawn(probes).abort_handle());
         }
-        // If a probe is overdue, the caller's check is the probe. Either the task that sends probes
-        // stands still or has ended, or no caller has come for a long time, and the store may be
-        // back.
+        // If a probe is overdue, the caller's check becomes the probe. There are two possible
+        // reasons: the task that sends probes stands still or has ended, or no caller has come for
+        // a long time, and the store may be back.
         (!is_overdue).then(|| Error::BreakerOpen(Arc::clone(&failing.last)))
     }
 }
@@ -178,15 +179,15 @@ impl BreakerState {
         }
     }
 
-    /// The next probe's deadline; `None` if the breaker is closed. A probe that begins need not
-    /// end, since the limiter may be dropped, and the task with it.
+    /// The next probe's deadline; `None` if the breaker is closed. A probe that has begun may never
+    /// end, since the limiter may be dropped, which also drops the task.
     fn next_probe(&self, part: &Part) -> Option<Duration> {
         Some(self.failing().get(part)?.open.as_ref()?.probe_takes)
     }
 
     /// Counts how a probe has ended. Without an answer, the next probe may take twice as long, a
-    /// backoff as in RFC 6298: the store may be farther away than before. A probe for which a full
-    /// queue had no room tells nothing.
+    /// backoff as in RFC 6298: the store may be farther away than before. If a probe failed because
+    /// the queue was full, it does not tell anything about the store.
     fn end_probe(&self, part: &Part, outcome: Result<Decision, Error>) {
         let failures = self.settings.failures;
         match outcome {
@@ -264,8 +265,8 @@ impl FailingPart {
     }
 
     /// Counts a failure at this deadline. After `enough` failures, the breaker is open for checks
-    /// whose deadline is at most the shortest one among them. Returns true if this failure has
-    /// opened it.
+    /// whose deadline is at most the shortest deadline among these failures. Returns true if this
+    /// failure has opened it.
     fn learn_failure(&mut self, deadline: Duration, enough: usize) -> bool {
         if self.is_open_for(deadline) {
             return false;
@@ -284,14 +285,15 @@ impl FailingPart {
         !was_open
     }
 
-    /// An answer proves nothing for checks with a deadline shorter than the answer took.
+    /// An answer does not prove anything for checks whose deadline is shorter than the time that
+    /// the answer took.
     fn learn_answer(&mut self, took: Duration) -> Option<Open> {
         self.failures.retain(|deadline| *deadline < took);
         self.open.take_if(|open| took <= open.deadline)
     }
 
     /// After an answered probe, one failure is enough to open the breaker again. A probe does not
-    /// write, so it may succeed while other checks fail.
+    /// write to the store, so it may succeed while other checks fail.
     fn learn_probe(&mut self, enough: u32) -> Option<Open> {
         let open = self.open.take()?;
         self.failures = vec![Duration::MAX; enough as usize - 1];
@@ -322,8 +324,8 @@ impl Drop for Open {
     }
 }
 
-/// Sends probes until one is answered. The task does not keep a breaker alive after its limiters
-/// are dropped.
+/// Sends probes until one is answered. This task does not keep the breaker alive after all its
+/// limiters are dropped.
 async fn send_probes<F>(
     breaker: Weak<BreakerState>,
     part: Part,
@@ -490,7 +492,7 @@ mod models {
     }
 
     /// Returns whether the caller is refused, and whether it starts a task. The probes end with
-    /// `outcome`; if that is `None`, they wait for ever.
+    /// `outcome`, or wait for ever if it is `None`.
     fn refuse(breaker: &SharedBreaker, outcome: Option<Error>) -> (bool, bool) {
         let before = task(&breaker.0).map(|task| task.id());
         let refused = breaker.refuse(None, DEADLINE, DEADLINE, move |_| {

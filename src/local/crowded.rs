@@ -1,4 +1,4 @@
-//! Crowded checks: more equal ones wait than their limits can admit.
+//! Crowded checks. A check is crowded if more equal checks are waiting than its limits can admit.
 
 #[cfg(feature = "redis")]
 use std::time::Duration;
@@ -17,8 +17,9 @@ use crate::{
 const CAPACITY: usize = 1_000;
 
 /// The digests of crowded checks, and until when they are crowded. A client that asks for far more
-/// than its limit may cause its checks' failures itself. If they opened the breaker, it would pass
-/// by fail-open. Other clients' checks are not equal, so their failures count.
+/// units than its limit has may itself cause its checks to fail. If these failures opened the
+/// breaker, a fail-open route would let the client through. Other clients' checks are not equal, so
+/// their failures count.
 pub(crate) struct Crowded {
     digester: Digester,
     until: Cache<u64, Instant, UnitWeighter, BuildHasherDefault<Prehashed>>,
@@ -38,7 +39,7 @@ impl Crowded {
             EntryAction::Retain(())
         });
         if let EntryResult::Vacant(vacant) = entry {
-            // Fails only if the entry was removed meanwhile, which nobody does.
+            // This fails only if the entry was removed meanwhile, and no code removes entries.
             let _ = vacant.insert(until);
         }
     }

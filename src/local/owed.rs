@@ -1,8 +1,8 @@
 //! Work that must finish before shutdown: places to give back, and calls that must not be lost.
 //!
-//! A call whose caller has left goes on in a task on the current runtime. If there is none, or it
-//! ends, a thread goes on with the call. All such calls for a store share one thread, which ends
-//! with the last of them.
+//! If a call's caller has left, the call goes on in a task on the current runtime. If there is no
+//! current runtime, or it ends, a separate thread goes on with the call. All such calls for a store
+//! share one thread, which ends with the last of them.
 
 use std::{
     cell::Cell,
@@ -41,31 +41,32 @@ thread_local! {
 /// that they have to complete.
 #[derive(Default)]
 pub(crate) struct Owed {
-    /// Each call in flight has a receiver for this channel.
+    /// Each call in flight keeps a receiver for this channel.
     underway: watch::Sender<()>,
     holders: Mutex<Vec<Weak<dyn Holder>>>,
-    /// Sends calls to the thread. Each call on the thread has a sender, so the thread ends with the
-    /// last call. `None` until there is a thread.
+    /// Sends calls to the thread. Each call on the thread keeps a sender, so the thread ends with
+    /// the last call. `None` until there is a thread.
     thread: Mutex<Option<WeakUnboundedSender<Call>>>,
     digester: Digester,
-    /// The places under callers' ids, by a digest of check and id.
+    /// The places taken with callers' ids, by a digest of the check and the id.
     shared: Mutex<ByDigest<Weak<SharedPlaces>>>,
 }
 
-/// Places under a caller's id. The tries and the decisions that use them share the lock, and a call
-/// that frees them has it alone. `true` if the last user has to free them.
+/// Places taken with a caller's id. The tries and the decisions that use these places hold a read
+/// lock, and a call that frees them holds the write lock. The value is `true` if the last user has
+/// to free the places.
 pub(crate) type SharedPlaces = RwLock<AtomicBool>;
 
 type Call = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// A call counts as in flight as long as this value is kept. It has changed if everything was given
-/// back since the call began.
+/// A call counts as in flight as long as this value is kept. `has_changed` returns true if
+/// everything was given back since the call began.
 pub(crate) type Underway = watch::Receiver<()>;
 
 /// A value that has taken something, and has to give it back.
 pub(crate) trait Holder: Send + Sync {
-    /// Begins to give everything back. The calls that do so are [underway](Owed::begin) from then
-    /// on.
+    /// Begins to give everything back. From then on, the calls that do so count as
+    /// [underway](Owed::begin).
     fn give_back(&self);
 }
 
@@ -75,8 +76,8 @@ impl Owed {
         self.underway.subscribe()
     }
 
-    /// A check's places, if the caller has given it an id: then another try in this process may use
-    /// the same places.
+    /// Returns a check's places if the caller has given the check an id, since another try in this
+    /// process may then use the same places.
     pub(crate) fn shared_places(&self, check: &Check, is_local: bool) -> Option<Arc<SharedPlaces>> {
         let mut digest = check.id()?.0.wrapping_add(is_local.into());
         for charge in check.charges().filter(|charge| charge.takes_place()) {
@@ -93,7 +94,7 @@ impl Owed {
     }
 
     /// Registers a holder that may have something to give back from now on. A holder may register
-    /// again.
+    /// several times.
     pub(crate) fn register<H: Holder + 'static>(&self, holder: &Arc<H>) {
         let holder: Weak<dyn Holder> = Arc::downgrade(holder) as _;
         let mut holders = lock(&self.holders);
@@ -116,8 +117,8 @@ impl Owed {
         self.underway.closed().await;
     }
 
-    /// Makes a future that goes on if it is dropped before its end. It must not depend on its
-    /// runtime's timers.
+    /// Makes a future that goes on if it is dropped before its end. The given `future` must not
+    /// depend on its runtime's timers.
     pub(crate) fn detachable<T>(
         self: &Arc<Self>,
         future: impl Future<Output = T> + Send + 'static,
@@ -133,8 +134,8 @@ impl Owed {
         }
     }
 
-    /// Completes a call in a task on `runtime`. If there is none, or it ends before the call does,
-    /// the thread makes the call anew: an ended runtime's timers are of no use.
+    /// Completes a call in a task on `runtime`. If there is no runtime, or it ends before the call
+    /// does, the thread starts the call again: an ended runtime's timers do not work any more.
     pub(crate) fn complete(
         self: &Arc<Self>,
         runtime: Option<Handle>,
@@ -196,7 +197,7 @@ fn start_thread() -> Option<UnboundedSender<Call>> {
     thread.is_ok().then_some(sender)
 }
 
-/// A call that the thread makes anew if this value is dropped before the call has ended.
+/// A call that the thread starts again if this value is dropped before the call has ended.
 struct Unfinished {
     owed: Arc<Owed>,
     underway: Underway,
@@ -216,9 +217,9 @@ impl Drop for Unfinished {
     }
 }
 
-/// A future that goes on if it is dropped before its end: in a task on the current runtime, or on
-/// the thread if there is none, or it ends. The future needs its own deadline, since no caller
-/// waits for it after the drop.
+/// A future that goes on if it is dropped before its end. It goes on in a task on the current
+/// runtime. If there is no current runtime, or it ends, it goes on in the thread. The future needs
+/// its own deadline, since no caller waits for it after the drop.
 pub(crate) struct Detachable<T: Send + 'static> {
     owed: Arc<Owed>,
     underway: Underway,

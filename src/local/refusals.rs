@@ -30,12 +30,12 @@ const CAPACITY: usize = 10_000;
 /// The number of slots in the version table: a count-min sketch with two hashes. A slot has the
 /// last generation in which units were given back. Giving units back writes a new generation into
 /// the two slots for the limit and key. A refusal is outdated once both slots have a newer
-/// generation. Hardly any other key has the same two slots, so almost no refusals for other keys
-/// are outdated: 260 settlements in a second outdate one in a thousand.
+/// generation. Another key hardly ever has the same two slots, so almost no refusals for other keys
+/// become outdated: 260 settlements in a second outdate one such refusal in a thousand.
 const GENERATIONS: usize = 16_384;
 
-/// While one check asks the store whether a refusal still stands, others are refused. After this
-/// time without a reply, another check asks.
+/// While one check asks the store whether a refusal still stands, other checks are refused. After
+/// this time without a reply, another check asks.
 const LONGEST_ANSWER: Duration = Duration::from_millis(100);
 
 /// Tells which refusals are outdated because units were given back. Also has the clock by which
@@ -52,14 +52,14 @@ pub(super) struct Generations {
 /// The refusals, by (limit, key) digest and number of units.
 type Table = Cache<u64, Arc<Refusal>, UnitWeighter, BuildHasherDefault<Prehashed>>;
 
-/// The refusals that limiters have cached. Clones share them.
+/// The refusals that limiters have cached. Clones share these refusals.
 #[derive(Clone)]
 pub(crate) struct Refusals {
     max_age: Duration,
     /// True if each check asks the store. A cached refusal is then used only when the store fails.
     pub(crate) is_asking: bool,
     pub(super) generations: Arc<Generations>,
-    /// The first refusal makes the table.
+    /// The table of refusals. The first refusal creates it.
     table: Arc<OnceLock<Table>>,
 }
 
@@ -71,13 +71,13 @@ struct Refusal {
     generation: u64,
     /// The refusal may be used from this time on.
     asked_at: u64,
-    /// Until this time, each cost above the units left is refused.
+    /// Until this time, each check whose cost is above the units left is refused.
     until: u64,
     /// When the store was last asked whether the refusal still stands. After `max_age`, the next
     /// check asks.
     confirmed_at: AtomicU64,
-    /// When the reply arrived. The status's times count down from then, so that no client is told
-    /// to come back too early.
+    /// When the reply arrived. The times in the status count down from this moment, so that clients
+    /// are not told to come back too early.
     replied_at: u64,
     at: SystemTime,
     id: AdmissionId,
@@ -87,7 +87,7 @@ struct Refusal {
 struct Known {
     refusal: Arc<Refusal>,
     refuses: bool,
-    /// True if units were certainly not given back since the refusal.
+    /// True if it is certain that no units were given back since the refusal.
     is_sure: bool,
 }
 
@@ -96,10 +96,11 @@ struct Known {
 pub(crate) struct Lookup {
     asked_at: u64,
     generation: u64,
-    /// True if the check is to ask the store although its refusal is cached. If the store fails,
-    /// the refusal stands.
+    /// True if the check has to ask the store although a refusal is cached for it. If the store
+    /// fails, the refusal stands.
     pub(crate) asks: bool,
-    /// True if other checks are refused until this one is answered, for at most [`LONGEST_ANSWER`].
+    /// True if other checks are refused until this check is answered, but for at most
+    /// [`LONGEST_ANSWER`].
     pub(crate) has_turn: bool,
 }
 
@@ -116,7 +117,8 @@ impl Generations {
         }
     }
 
-    /// Outdates all refusals for a limit and key for which the store was asked before this call.
+    /// Outdates the refusals for a limit and key: all those for which the store was asked before
+    /// this call.
     pub(super) fn advance(&self, digest: u64) {
         let generation = self.last.fetch_add(1, Ordering::SeqCst) + 1;
         for last in self.of(digest) {
@@ -186,9 +188,9 @@ impl Refusals {
         })
     }
 
-    /// The refusal of a check, if the cache knows that one of its limits refuses. Statuses with
-    /// reserved units are used for at most `reserved_for`. If `may_ask` is set, the check may be
-    /// chosen to [ask](Lookup::asks) the store, while other checks are refused.
+    /// Returns a refusal if the cache knows that one of the check's limits refuses it. Statuses
+    /// with reserved units are used for at most `reserved_for`. If `may_ask` is set, the check may
+    /// be chosen to [ask](Lookup::asks) the store, while other checks are refused.
     pub(crate) fn recall(
         &self,
         check: &Check,
@@ -201,8 +203,8 @@ impl Refusals {
         let (first, others) = check.map_charges(|charge| self.find(charge, now, reserved_for));
         let all = || iter::once(&first).chain(&others).flatten();
 
-        // If units may have been given back to all limits that refuse, each check asks the store.
-        // If it fails, the refusal stands.
+        // If units may have been given back under all limits that refuse the check, each check asks
+        // the store. If the store fails, the refusal stands.
         let is_unsure = !all().any(|known| known.is_sure && known.refuses);
         let refusing = || all().filter(|known| known.refuses && (known.is_sure || is_unsure));
         let refused = &refusing().next()?.refusal;
@@ -229,12 +231,12 @@ impl Refusals {
         let digest = charge.digest(&self.generations.digester);
         let table_key = table_key(digest, charge.limit());
         let refusal = self.table.get()?.get(&table_key)?;
-        // Since the refusal, callers can only have spent more. So a cost above the units left then
-        // does not fit now, either.
+        // Since the refusal, callers can only have spent more units. So a cost that was above the
+        // units left at that time does not fit now, either.
         let refuses = charge.can_refuse() && charge.cost() > refusal.status.remaining();
         let is_sure = self.is_sure(digest, refusal.generation);
         let may_stand = is_sure || refuses && refusal.status.reserved == 0;
-        // A status younger than `max_age` may be shown in any refusal, even if its own limit would
+        // A status younger than `max_age` may be shown in any refusal, even if its limit would
         // admit the check.
         let is_shown = refuses || now < refusal.asked_at.saturating_add(micros(self.max_age));
         let stands = may_stand && is_shown && refusal.stands_for(charge, now, reserved_for);
@@ -259,7 +261,7 @@ impl Refusals {
                 continue;
             }
             let digest = charge.digest(&self.generations.digester);
-            // Without used units there is no reset time.
+            // If no units are used, there is no reset time.
             let reset = (status.used > 0).then_some(status.leaves_after);
             let retry = status.waits.map(|(_, most)| most);
             let stands_for = reset.into_iter().chain(retry).min().unwrap_or_default();
@@ -289,7 +291,8 @@ impl Refusals {
         }
     }
 
-    /// True if units for a limit and key were certainly not given back since this generation.
+    /// True if it is certain that no units were given back for a limit and key since this
+    /// generation.
     fn is_sure(&self, digest: u64, generation: u64) -> bool {
         self.generations
             .of(digest)
@@ -319,10 +322,10 @@ fn table_key(digest: u64, limit: &Limit) -> u64 {
 
 impl Refusal {
     /// True if the refusal still stands for a charge at the time `now`. A time before `asked_at`
-    /// means that the clock has stepped back. Then the refusal does not stand.
+    /// means that the clock has stepped back. In that case, the refusal does not stand.
     fn stands_for(&self, charge: &Charge, now: u64, reserved_for: Duration) -> bool {
-        // A retry time is never too long, so until then, each cost of at least the refused cost is
-        // refused. A reset time may be too long by [`RESET_SLACK`].
+        // A retry time is never too long, so until it is over, each cost of at least the refused
+        // cost is refused. A reset time may be too long by [`RESET_SLACK`].
         let slack = if self.has_refused(charge) {
             0
         } else {
@@ -350,8 +353,8 @@ impl Refusal {
             <= now
     }
 
-    /// True if this check now asks the store on behalf of all others. They are then refused for at
-    /// most [`LONGEST_ANSWER`].
+    /// True if this check now asks the store on behalf of all other checks. These are then refused
+    /// for at most [`LONGEST_ANSWER`].
     fn is_asked_for(&self, now: u64, max_age: Duration) -> bool {
         let confirmed_at = self.confirmed_at.load(Ordering::Relaxed);
         let due = confirmed_at.saturating_add(micros(max_age));

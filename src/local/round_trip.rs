@@ -1,6 +1,6 @@
-//! The RTT estimate for a store, the deadline that suits it, and when the store's parts have last
-//! answered. The round trip is an EWMA with a mean deviation, as in TCP's retransmission timer
-//! ([RFC 6298](https://www.rfc-editor.org/rfc/rfc6298#section-2)).
+//! The RTT estimate for a store, the deadline that suits this estimate, and the times at which the
+//! store's parts last answered. The round trip is an EWMA with a mean deviation, as in TCP's
+//! retransmission timer ([RFC 6298](https://www.rfc-editor.org/rfc/rfc6298#section-2)).
 
 use std::{
     collections::HashMap,
@@ -17,18 +17,18 @@ use crate::clock::micros;
 /// The deadline for a store that is near, or whose round trip is not known.
 pub(crate) const SHORTEST_DEADLINE: Duration = Duration::from_millis(50);
 
-/// The longest deadline that follows the round trip. Also the deadline until the first reply, since
-/// the first call has to open a connection.
+/// The longest deadline that follows the round trip. It is also the deadline until the first reply,
+/// since the first call has to open a connection.
 pub(crate) const LONGEST_DEADLINE: Duration = Duration::from_secs(1);
 
-/// The most store parts whose last answer is timed, which bounds the memory. When this number is
-/// reached, the next answer clears all these times.
+/// The most store parts for which the time of the last answer is kept, to bound the memory. When
+/// this number is reached, the next answer clears all these times.
 #[cfg(feature = "redis")]
 const MOST_PARTS: usize = 1_024;
 
 pub(crate) struct RoundTrip {
-    /// The smoothed round trip and its mean deviation: microseconds, in 32 bits each. Zero until
-    /// the first reply.
+    /// The smoothed round trip and its mean deviation in microseconds, 32 bits each. Zero until the
+    /// first reply.
     both: AtomicU64,
     made: Instant,
     /// When `both` was last changed, in microseconds since this value was made.
@@ -37,7 +37,8 @@ pub(crate) struct RoundTrip {
     /// connection measures it, and a faster reply corrects it. Zero until it is measured.
     pub(crate) distance: Arc<AtomicU64>,
     first_deadline: Duration,
-    /// The answered call that was sent last. `last_answered_by` has the same for each named part.
+    /// Among the answered calls, the one that was sent last. `last_answered_by` has the same for
+    /// each named part.
     last_answered: Answered,
     last_answered_by: Mutex<HashMap<Arc<str>, Answered>>,
 }
@@ -51,7 +52,7 @@ struct Answered {
 }
 
 impl Answered {
-    /// Records an answer. If two arrive at once, one may be missed.
+    /// Records an answer. If two answers arrive at once, one may be missed.
     #[cfg(feature = "redis")]
     fn note(&self, sent: u64, took: u64) {
         if self.sent.fetch_max(sent, Ordering::Relaxed) <= sent {
@@ -118,7 +119,7 @@ impl RoundTrip {
     }
 
     /// Records a reply that took the time `sample`, and arrives `now`, in microseconds. If two
-    /// arrive at once, one may be missed.
+    /// replies arrive at once, one may be missed.
     ///
     /// Among replies that arrive as early as expected, only one per round trip counts, as in TCP.
     /// Otherwise the many early replies in a few batches would outweigh a late one.
@@ -133,8 +134,8 @@ impl RoundTrip {
         }
         self.learnt_at.store(now, Ordering::Relaxed);
         // A reply that took longer than the longest deadline counts as if it took that deadline. A
-        // longer time may only mean that the caller was not polled. Counted in full, it would raise
-        // the round trip for too long.
+        // longer time may only mean that the caller was not polled. If it counted in full, it would
+        // raise the round trip for too long.
         let sample = micros(sample.min(LONGEST_DEADLINE)).max(1);
         let (smoothed, deviation) = match self.read() {
             (0, _) => (sample, sample / 2),
@@ -168,7 +169,7 @@ impl RoundTrip {
         Duration::from_micros(smoothed + 4 * deviation)
     }
 
-    /// The deadline for limiters without their own: see
+    /// The deadline for limiters that do not set one: see
     /// [`Limiter::deadline`](crate::Limiter::deadline).
     ///
     /// It leaves time for most replies, and for four further round trips, since a check may wait
@@ -199,7 +200,7 @@ impl RoundTrip {
 mod tests {
     use super::*;
 
-    /// The deadlines in milliseconds, one after each of the `replies`, which each take `millis`
+    /// Returns the deadline in milliseconds after each of the `replies`. Each reply takes `millis`
     /// milliseconds.
     fn deadlines(trip: &RoundTrip, replies: usize, millis: u64) -> Vec<u128> {
         let learn = |_| {

@@ -1,5 +1,5 @@
-//! A layer's reports: metrics, [`Degraded`] for outer layers, and log lines, at most one of each
-//! kind per second. Without the feature `tracing` there are no log lines.
+//! A layer's reports: metrics, [`Degraded`] for outer layers, and log lines. Each kind of log line
+//! is written at most once per second. Without the feature `tracing`, there are no log lines.
 
 use std::{borrow::Cow, error, time::Duration};
 
@@ -141,9 +141,9 @@ impl Events {
 }
 
 /// Reports, in a response's extensions, that the store has not decided the request.
-/// [`mode`](Self::mode) tells what happened instead: it passed, got a 503, or was decided locally.
-/// With stacked layers, this is the report from the outermost layer whose store has not decided.
-/// [`inner`](Self::inner) is that of the next such layer further in.
+/// [`mode`](Self::mode) tells what happened instead: the request passed, got a 503, or was decided
+/// locally. With stacked layers, this is the report from the outermost layer whose store has not
+/// decided. [`inner`](Self::inner) is the report from the next such layer further in.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Degraded {

@@ -1,5 +1,5 @@
-//! The layer, which is its own builder. This file sets store, limits and responder; `options.rs`
-//! sets everything else.
+//! The layer, which is its own builder. The methods in this file set the store, the limits and the
+//! responder. The methods in `options.rs` set everything else.
 
 use std::{fmt, sync::Arc};
 
@@ -18,11 +18,11 @@ const NO_LIMITS: &str = "a layer needs at least one limit: add `.limit(..)`";
 /// A rate-limiting [`Layer`]. See the [module docs](crate::middleware).
 ///
 /// It needs at least one [`limit`](Self::limit) before it is applied. Units are counted in the
-/// store, so all services under one layer share them, and so do layers on one store, for limits
-/// with the same name, window and algorithm.
+/// store, so all services under one layer share them. Layers on one store also share the units of
+/// limits with the same name, window and algorithm.
 ///
 /// The guarded service must be `Clone`, as services in axum, hyper and tonic are. A request that
-/// waits for its decision takes the service along, and leaves a clone for the next request. For a
+/// waits for its decision takes the service with it, and leaves a clone for the next request. For a
 /// service that is not `Clone`, put a `tower::buffer::BufferLayer` between it and the layer.
 #[must_use = "a layer guards nothing until it is applied to a service"]
 pub struct RateLimitLayer<R = JsonResponse> {
@@ -31,14 +31,14 @@ pub struct RateLimitLayer<R = JsonResponse> {
 }
 
 impl RateLimitLayer {
-    /// Makes a layer on a store or a limiter. By default, every request costs 1. On a store, it
+    /// Makes a layer on a store or a limiter. By default, every request costs 1. A layer on a store
     /// fails open, and its [deadline](Self::deadline) follows the round trip.
     ///
-    /// On a limiter, it has the limiter's deadline, [refusal cache](Limiter::refusal_cache),
+    /// A layer on a limiter has the limiter's deadline, [refusal cache](Limiter::refusal_cache),
     /// [breaker](Limiter::breaker) and [retry time](Limiter::retry_reserved_after), and shares with
-    /// it all that a limiter's clones share. It fails local if the limiter
-    /// [does](Limiter::fail_local), and otherwise open. Settings on the layer do not change the
-    /// limiter.
+    /// the limiter everything that its clones share. The layer fails local if the limiter
+    /// [does](Limiter::fail_local). Otherwise it fails open. Settings on the layer do not change
+    /// the limiter.
     pub fn new(limiter: impl Into<Limiter>) -> Self {
         Self {
             policy: Arc::new(Policy::new(limiter.into())),
@@ -48,8 +48,8 @@ impl RateLimitLayer {
 }
 
 impl<R> RateLimitLayer<R> {
-    /// Adds a limit, made by [`Limit::by`](crate::Limit::by). A request is admitted by all the
-    /// layer's limits, or charged by none.
+    /// Adds a limit, made by [`Limit::by`](crate::Limit::by). A request is either admitted by all
+    /// limits in the layer, or not charged by any.
     ///
     /// # Panics
     ///
@@ -64,16 +64,16 @@ impl<R> RateLimitLayer<R> {
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] if the layer then has no limit, two limits with one name, or an option
-    /// without effect. These have no effect:
+    /// [`ConfigError`] if the layer would have no limits, two limits with the same name, or an
+    /// option that has no effect. These options have no effect:
     ///
     /// * on a [concurrent](crate::Limit::concurrent) limit,
     ///   [`heed_upstream`](KeyedLimit::heed_upstream), [`settle`](KeyedLimit::settle),
     ///   [`count_afterwards`](KeyedLimit::count_afterwards), [`lease`](KeyedLimit::lease),
     ///   [`ban`](KeyedLimit::ban), and its own [`cost`](KeyedLimit::cost);
-    /// * `settle` beside `count_afterwards`;
+    /// * `settle` together with `count_afterwards`;
     /// * `lease` without `settle`;
-    /// * a limit's own `cost` beside `count_afterwards`;
+    /// * a limit's own `cost` together with `count_afterwards`;
     /// * `heed_upstream` on a [split](crate::split::Split::by) limit.
     pub fn limits(
         mut self,
@@ -91,8 +91,8 @@ impl<R> RateLimitLayer<R> {
 
     /// Sets the [responder](super::RejectionResponse), which makes the responses to rejected
     /// requests: a closure, one from this crate, or your own type. A closure gets the
-    /// [`Rejection`](super::Rejection), and a head with status and headers. Write out its argument
-    /// types. Your own type also gets the request, as in [a page for
+    /// [`Rejection`](super::Rejection), and a response head with status and headers. Write out the
+    /// closure's argument types. Your own type also gets the request, as in [a page for
     /// browsers](crate::guide::recipes#a-page-for-browsers). Default: [`JsonResponse`].
     ///
     /// ```

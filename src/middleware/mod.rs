@@ -12,7 +12,7 @@
 //!    headers, [fail-closed](RateLimitLayer::fail_closed) responds with 503, and
 //!    [fail-local](RateLimitLayer::fail_local) decides in this process. The response then has
 //!    [`Degraded`] in its extensions. A refusal in the [refusal
-//!    cache](crate::Limiter::refusal_cache) stands in each mode.
+//!    cache](crate::Limiter::refusal_cache) applies in every mode.
 //! 6. After the response, a limit can [settle](KeyedLimit::settle) the actual cost, or [count the
 //!    cost only then](KeyedLimit::count_afterwards). A limit can run in [shadow
 //!    mode](KeyedLimit::in_shadow), where it does not refuse, or be [hidden](KeyedLimit::hidden)
@@ -25,9 +25,9 @@
 //!    refused.
 //! 8. The service's error and body types stay the same. The body must implement `http_body::Body`.
 //! 9. The store charges the request when the response future is polled. A store that [decides at
-//!    once](crate::Store::decide_now) charges it in `Service::call` already, unless the layer
-//!    [waits](RateLimitLayer::wait_up_to) for capacity or one of its limits [bans](KeyedLimit::ban)
-//!    keys.
+//!    once](crate::Store::decide_now) charges the request already in `Service::call`, unless the
+//!    layer [waits](RateLimitLayer::wait_up_to) for capacity or one of its limits
+//!    [bans](KeyedLimit::ban) keys.
 //!
 //! Around a client, the layer can [wait](RateLimitLayer::wait_up_to) for capacity instead of
 //! refusing, and a limit can [heed](KeyedLimit::heed_upstream) an upstream that asks the client to

@@ -29,10 +29,10 @@ impl<R> RateLimitLayer<R> {
 
     /// Sets a request's cost: the units that it takes from each limit in the layer. Limits with
     /// their own [cost](super::KeyedLimit::cost), and limits that [count
-    /// afterwards](super::KeyedLimit::count_afterwards), ignore it. Default: 1. A request with a
-    /// cost of 0 is free, and is admitted even if nothing is left. It still takes a place of a
-    /// [concurrent](crate::Limit::concurrent) limit, and still needs one unit from a limit that
-    /// [settles](super::KeyedLimit::settle) or [counts
+    /// afterwards](super::KeyedLimit::count_afterwards), ignore this cost. Default: 1. A request
+    /// with a cost of 0 is free, and is admitted even if nothing is left. It still takes a place
+    /// from a [concurrent](crate::Limit::concurrent) limit, and still needs one unit from a limit
+    /// that [settles](super::KeyedLimit::settle) or [counts
     /// afterwards](super::KeyedLimit::count_afterwards).
     pub fn cost(self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
         self.set(|policy| policy.cost = Some(Arc::new(cost)))
@@ -67,9 +67,9 @@ impl<R> RateLimitLayer<R> {
         self.set(|policy| policy.exempt.push(list(requests)))
     }
 
-    /// Responds with 403 to requests that match the closure, as in [`exempt`](Self::exempt), before
-    /// anything else. If `deny` is called several times, a request is denied if any closure
-    /// matches.
+    /// Responds with 403 to requests that match the closure, before anything else happens. The
+    /// closure works as in [`exempt`](Self::exempt). If `deny` is called several times, a request
+    /// is denied if any closure matches.
     ///
     /// * A request without a key is not on any list, so `deny` does not replace authentication.
     /// * A key that is present but unreadable, such as an `Authorization` sent twice, may be a
@@ -107,14 +107,14 @@ impl<R> RateLimitLayer<R> {
     }
 
     /// Responds with 503 while the store cannot decide. A request still passes if no limit can
-    /// refuse it: because it costs 0, or because only [shadow](crate::KeyedLimit::in_shadow) limits
-    /// charge it.
+    /// refuse it. This is the case if it costs 0, or if only [shadow](crate::KeyedLimit::in_shadow)
+    /// limits charge it.
     pub fn fail_closed(self) -> Self {
         self.failure_mode(FailureMode::Closed)
     }
 
-    /// Decides locally while the store cannot decide, under a share of each limit. A request that
-    /// costs more than the whole share gets a 503: see [`Share`].
+    /// While the store cannot decide, the process decides locally, under a share of each limit. A
+    /// request that costs more than the whole share gets a 503: see [`Share`].
     pub fn fail_local(self, share: Share) -> Self {
         self.failure_mode(FailureMode::Local(share))
     }
@@ -136,10 +136,10 @@ impl<R> RateLimitLayer<R> {
     ///   helps, and with a 503 because the store cannot decide. A 429 for a cost above the limit
     ///   does not have it. A [responder](Self::respond_with) can remove it.
     /// * The headers show only limits that are not [hidden](super::KeyedLimit::hidden). The default
-    ///   rejection body names the limit that refuses, even if the layer sends no headers, but never
-    ///   a hidden one.
-    /// * If the layer does not send a set, its headers stay as the service or inner layers wrote
-    ///   them.
+    ///   rejection body names the limit that refuses, even if the layer sends no headers. It never
+    ///   names a hidden limit.
+    /// * If the layer does not send a set, the headers in that set stay as the service or inner
+    ///   layers wrote them.
     pub fn headers(self, sets: HeaderSets) -> Self {
         self.set(|policy| policy.headers = sets)
     }
@@ -147,8 +147,9 @@ impl<R> RateLimitLayer<R> {
     /// Lets a request wait for capacity for up to `max_wait` instead of being refused at once. Use
     /// it in a layer around a client, whose calls may be late but should not fail. Default: a
     /// request is refused at once. If the first request in line would have to wait longer than
-    /// `max_wait`, a new one is refused at once. Without a line, the new one is itself the first.
-    /// Otherwise it waits in line, and is refused if its turn does not come within `max_wait`.
+    /// `max_wait`, a new request is refused at once. If there is no line, the new request is itself
+    /// the first. In all other cases, it waits in line, and is refused if its turn does not come
+    /// within `max_wait`.
     ///
     /// ```
     /// use std::time::Duration;
@@ -172,11 +173,12 @@ impl<R> RateLimitLayer<R> {
     ///   on one runtime: see [`Limiter::acquire`](crate::Limiter::acquire).
     /// * The inner service waits along with the request, so a waiting request keeps its permit from
     ///   a `ConcurrencyLimit` inside the layer.
-    /// * The layer does not bound the number of waiters. A `ConcurrencyLimit` outside it does.
+    /// * The layer does not bound the number of waiters. To bound it, put a `ConcurrencyLimit`
+    ///   outside the layer.
     /// * The deadline bounds each store reply, not the wait. While the store fails or is too slow,
     ///   the first request in line retries every 100 ms, and fail-open or fail-closed decides only
-    ///   after `max_wait`. So keep it short on a server. Under fail-local, the share decides
-    ///   meanwhile.
+    ///   after `max_wait`. So keep `max_wait` short on a server. Under fail-local, the share
+    ///   decides in the meantime.
     pub fn wait_up_to(self, max_wait: Duration) -> Self {
         self.set(|policy| policy.max_wait = Some(max_wait))
     }

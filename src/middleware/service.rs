@@ -62,8 +62,8 @@ where
                 ),
             },
         };
-        // A rejected request does not need the ready inner service. It may hold a permit, so drop
-        // it.
+        // A rejected request does not need the ready inner service. That service may hold a permit,
+        // so drop it.
         if matches!(state, State::Ready { .. }) {
             drop(self.take());
         }
@@ -117,8 +117,8 @@ pin_project! {
     /// If it is dropped before the decision, the inner service is not called, but the check may
     /// have been counted. If it is dropped before the response, reserved units stay reserved until
     /// their [lease](super::KeyedLimit::lease) ends. If it is dropped during a settlement, or if
-    /// that takes longer than the layer's deadline, a task on the current runtime completes the
-    /// settlement.
+    /// the settlement takes longer than the layer's deadline, a task on the current runtime
+    /// completes the settlement.
     #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<I, R, ReqBody, ResBody>
     where

@@ -1,23 +1,25 @@
 //! Stores decide checks, and remember what they admitted.
 //!
 //! 1. A store decides a [`Check`] in one atomic step: every charge or none.
-//! 2. A refusal adds nothing. It counts no units, and refusals alone do not keep a key alive. It
-//!    may drop entries that have left the window.
+//! 2. A refusal adds nothing. It does not count units, and refusals alone do not keep a key alive.
+//!    It may drop entries that have left the window.
 //! 3. A store forgets a key soon after its last unit has left the window: a second later on Redis,
 //!    and up to one more window later for an exact log there.
 //! 4. A settlement is exact, counts once, and never gives back more than its admission took.
-//! 5. Checks with an id are idempotent. If any limit of a check still has an admission with the
-//!    check's id, the store admits the check again without counting it, and the decision has the
-//!    time of the first admission.
-//! 6. A charge made by [`any_left`](crate::Charge::any_left) is not counted, and refuses if no unit
-//!    is left. A charge that is [spent](crate::check::Takes::Always) is counted and never refuses.
-//!    A charge at a cost of 0 never refuses, even while more than the limit is used.
+//! 5. Checks with an id are idempotent. If any of a check's limits still has an admission with the
+//!    check's id, the store admits the check again without counting it. The decision has the time
+//!    of the first admission.
+//! 6. A charge made by [`any_left`](crate::Charge::any_left) is not counted, and refuses the check
+//!    if no unit is left. A charge that is [spent](crate::check::Takes::Always) is counted and
+//!    never refuses the check. A charge at a cost of 0 never refuses it either, even while more
+//!    units are used than the limit allows.
 //! 7. A status says how many used units are [reserved](crate::decision::LimitStatus::new).
 //! 8. A check counts when its future is first polled, not when the future is made. A future that
 //!    was polled and then dropped may have counted its check. So do not put a timeout around a
 //!    store: a [`Limiter`](crate::Limiter) has a [deadline](crate::Limiter::deadline), and gives
-//!    places back. [`decide_now`](Store::decide_now) may decide without a future, and then counts
-//!    at once. So a layer on a [`MemoryStore`] counts a request when its service is called.
+//!    places back. [`decide_now`](Store::decide_now) may decide without a future. In that case, the
+//!    check counts at once. So a layer on a [`MemoryStore`] counts a request when its service is
+//!    called.
 //!
 //! [`MemoryStore`] serves one process. `RedisStore` shares its limits between all processes that
 //! use the same server. [`from_url`] and [`connect`] choose one of them at run time.
@@ -39,10 +41,10 @@
 //!    [shadow](crate::Charge::in_shadow) are ignored.
 //! 4. [`LimitStatus::new`](crate::decision::LimitStatus::new) gets the units used after the
 //!    decision, how many of them are reserved, and the time until the first of them leave. For a
-//!    charge that does not fit, it also gets two retry times, each until enough units have left:
-//!    one as if all reserved units were given back now, and one as if none were. A charge in the
-//!    shadow that does not fit has retry times too. It is not counted, but the check's other
-//!    charges are.
+//!    charge that does not fit, it also gets two retry times, which last until enough units have
+//!    left. One assumes that all reserved units are given back now, and the other that none are. A
+//!    charge in the shadow that does not fit has retry times too. It is not counted, but the
+//!    check's other charges are.
 //! 5. The caller may give a check an [id](crate::Check::id). The check was admitted before if the
 //!    store has an unsettled admission with this id, under the limit and key of any of its charges.
 //!    The decision has the time and id of that admission.
@@ -58,13 +60,13 @@
 //!    changes nothing.
 //! 8. All times come from one clock: a [`ManualClock`] in tests, and otherwise for example
 //!    [`SystemTime::now`](std::time::SystemTime::now). The store reads it under the lock that
-//!    orders its decisions; with a time read before the wait for the lock, other threads' units
+//!    orders its decisions. If it read the time before it waited for the lock, other threads' units
 //!    would seem to come from the future. If the clock steps back, each unit counts for at most one
 //!    window from the first refusal on, so a key recovers within one window.
 //! 9. Costs go up to 2^52, and many of them may be counted. So the store adds them without
 //!    overflow.
-//! 10. A store need not know every [`Algorithm`](crate::Algorithm). For one that it does not know,
-//!     it returns an [error of one check](crate::error::StoreError::of_one_check).
+//! 10. A store need not support every [`Algorithm`](crate::Algorithm). For one that it does not
+//!     support, it returns an [error of one check](crate::error::StoreError::of_one_check).
 //!
 //! A store that wraps another is short:
 //!
@@ -133,17 +135,17 @@ pub trait Store: Send + Sync + 'static {
     /// Decides `check` for a caller that waits no longer than `deadline`. Limiters and layers call
     /// this method. A store with a queue may know that it cannot decide the check in time. It then
     /// fails at once, with an [error of one check](crate::error::StoreError::of_one_check).
-    /// Default: [`decide`](Self::decide). A store that wraps another need not forward this method;
-    /// without that, such a check waits until its deadline. The check is shared, since the caller
-    /// needs it if the store fails.
+    /// Default: [`decide`](Self::decide). A store that wraps another need not forward this method.
+    /// If it does not, a check that cannot be decided in time waits until its deadline. The check
+    /// is passed in an `Arc`, since the caller still needs it if the store fails.
     fn decide_within(&self, check: Arc<Check>, deadline: Duration) -> StoreFuture<Decision> {
         let _ = deadline;
         self.decide(Arc::unwrap_or_clone(check))
     }
 
-    /// Decides `check` and counts it now, if that takes no waiting. `None` means that nothing was
-    /// done, and that the caller has to use [`decide`](Self::decide). Default: `None`. A store that
-    /// wraps another need not forward this method.
+    /// Decides `check` and counts it now, if this is possible without waiting. `None` means that
+    /// nothing was done, and that the caller has to use [`decide`](Self::decide). Default: `None`.
+    /// A store that wraps another need not forward this method.
     fn decide_now(&self, check: &Check) -> Option<Result<Decision, StoreError>> {
         let _ = check;
         None
@@ -153,14 +155,14 @@ pub trait Store: Send + Sync + 'static {
     fn settle(&self, settlement: Settlement) -> StoreFuture<Settled>;
 
     /// Forgets the units that `limit` counts for `key`. Places under a
-    /// [concurrent](Limit::concurrent) limit stay, since admissions hold them.
+    /// [concurrent](Limit::concurrent) limit stay taken, since admissions still hold them.
     fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()>;
 
-    /// The name of the part that decides `check`, if the store has parts that fail alone. In a
-    /// cluster, it is the node that has the check's keys. Each part has its own
-    /// [`Breaker`](crate::limiter::Breaker). If several parts decide the check, their names are
-    /// joined with spaces. Default: `None`, the store as a whole. A store that wraps another
-    /// returns the wrapped store's name.
+    /// The name of the part that decides `check`, if the store has parts that can fail
+    /// independently. In a cluster, the part is the node that has the check's keys. Each part has
+    /// its own [`Breaker`](crate::limiter::Breaker). If several parts decide the check, their names
+    /// are joined with spaces. Default: `None`, which stands for the whole store. A store that
+    /// wraps another returns the wrapped store's name.
     fn part_of(&self, check: &Check) -> Option<Arc<str>> {
         let _ = check;
         None
@@ -168,7 +170,7 @@ pub trait Store: Send + Sync + 'static {
 
     /// The state that the store's clones share in this process: a
     /// [`Breaker`](crate::limiter::Breaker) and a [refusal cache](crate::Limiter::refusal_cache).
-    /// Default: none. Each limiter then has its own breaker, and refusals are not cached. A store
+    /// Default: none, so each limiter has its own breaker, and refusals are not cached. A store
     /// that wraps another, and passes limits and keys on unchanged, returns the wrapped store's
     /// state.
     fn local_state(&self) -> Option<&LocalState> {
@@ -225,21 +227,22 @@ impl fmt::Debug for dyn Store {
 /// | `redis+sentinel://host:port,host:port/primary`, or the same with `/3` behind it for the database 3 | on the primary that sentinels know by this name |
 ///
 /// A cluster's URL may have the user and password for all nodes, as in
-/// `redis+cluster://user:password@host:port`. A URL with sentinels may have those of the primary.
-/// If the sentinels themselves ask for a password, use [`RedisSource::sentinels`]. In a user or
-/// password, percent-encode `/ ? # @ , %` (RFC 3986, section 2.1). The default port is 6379, also
-/// for a sentinel. With `rediss+cluster://` and `rediss+sentinel://`, all servers are reached by
-/// TLS. Schemes are case-insensitive (RFC 3986, section 3.1).
+/// `redis+cluster://user:password@host:port`. A URL with sentinels may have the primary's user and
+/// password. If the sentinels themselves ask for a password, use [`RedisSource::sentinels`]. In a
+/// user or password, percent-encode `/ ? # @ , %` (RFC 3986, section 2.1). The default port is
+/// 6379, also for a sentinel. With `rediss+cluster://` and `rediss+sentinel://`, the store uses TLS
+/// for all servers. Schemes are case-insensitive (RFC 3986, section 3.1).
 ///
-/// A URL sets no prefix, secret or certificate: for these, use [`RedisStore::builder`], which takes
-/// the same URLs, except `memory:`.
+/// A URL cannot set a prefix, a secret or a certificate: for these, use [`RedisStore::builder`],
+/// which takes the same URLs, except `memory:`.
 ///
 /// The only option is `?protocol=resp3`, for RESP3. A socket's URL has no host, so database, user
 /// and password are options, too: `unix:///path?db=8&user=user&pass=password`. Any other option is
 /// an error, as is a user without a password.
 ///
-/// Call this function once, and give clones to all routes. Two `memory:` stores count apart, so a
-/// limit that two routes share would admit twice its units. Two stores on one Redis count together.
+/// Call this function once, and give clones to all routes. Two `memory:` stores count separately,
+/// so a limit that two routes share would admit twice its units. Two stores on one Redis share
+/// their counts.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -267,15 +270,15 @@ pub fn from_url(url: &str) -> Result<Arc<dyn Store>, ConfigError> {
     ))
 }
 
-/// Returns the store at `url`, by the rules of [`from_url`]. A store on Redis has then reached its
-/// server, and can write to it.
+/// Returns the store at `url`, by the rules of [`from_url`]. When this returns, a store on Redis
+/// has reached its server, and can write to it.
 ///
 /// # Errors
 ///
 /// [`StoreError`] if the URL is invalid (see [`from_url`]), if the server cannot be reached or is a
 /// replica that refuses writes, or if this user may not write keys. Print the error's
-/// [sources](std::error::Error::source) as well: they have the cause, and the address that was not
-/// reached.
+/// [sources](std::error::Error::source) as well: they show the cause, and the address that could
+/// not be reached.
 pub async fn connect(url: &str) -> Result<Arc<dyn Store>, StoreError> {
     #[cfg(feature = "redis")]
     if !is_memory(url) {
@@ -297,15 +300,15 @@ fn invalid(error: ConfigError) -> StoreError {
     StoreError::new("setting up the store", StoreErrorKind::Config, error)
 }
 
-/// The longest time that a process spends on giving units back.
+/// The longest time for which a process tries to give units back.
 pub(crate) const MOST_TIME: Duration = Duration::from_secs(10);
 
-/// The wait before a failed settlement is retried. It doubles with each retry, up to
+/// The wait before the first retry of a failed settlement. It doubles with each retry, up to
 /// [`LONGEST_WAIT`], so a store that recovers is asked again before [`MOST_TIME`] has passed.
 const FIRST_WAIT: Duration = Duration::from_millis(10);
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
-/// Makes the settlements one after the other, each retried with exponential backoff until it
+/// Makes the settlements one after the other, and retries each with exponential backoff until it
 /// succeeds. Stops after [`MOST_TIME`], even if settlements are left.
 pub(crate) async fn give_back<F, T, E>(
     settlements: Vec<Settlement>,

@@ -1,9 +1,9 @@
 //! A sliding window counter's estimate. A counter is a log with one sum per clock window.
 //!
-//! The sum is recorded under its window's end. Until then, its units count in full. During the next
-//! clock window, they count in proportion to the overlap between their window and the sliding
-//! window, rounded up. The estimate is made in double precision, as in Lua, so that every store
-//! gets the same result.
+//! The sum is recorded under the time at which its window ends. Until then, its units count in
+//! full. During the next clock window, they count in proportion to the overlap between their window
+//! and the sliding window, rounded up. The estimate is made in double precision, as in Lua, so that
+//! every store gets the same result.
 
 use super::{
     entry::{Entry, Kind, UnitsOf},
@@ -26,8 +26,8 @@ fn overlapping(units: u64, end: u64, at: u64, window: u64) -> u64 {
 /// The time until at most `most` units are used. `units_of` chooses which units with an id count.
 pub(super) fn wait_for(log: &Log, most: u64, now: u64, window: u64, units_of: UnitsOf) -> u64 {
     let sums = sums(log, window);
-    // At the time 0, the estimate counts all units in the sums. The difference is the units with an
-    // id.
+    // At the time 0, the estimate counts all units in the sums. So the difference is the number of
+    // units with an id.
     let mut units = units_of(log.sum()).saturating_sub(estimate(&sums, 0, window));
     let mut from = now;
     // Until an entry with an id leaves, only the estimate falls. Without such an entry, the
@@ -64,7 +64,7 @@ fn estimate(sums: &[Entry], at: u64, window: u64) -> u64 {
     units
 }
 
-/// The log's sums, the oldest first. In each window, only the first entry is looked at, since a log
+/// The log's sums, the oldest first. In each window, only the first entry is examined, since a log
 /// may have many entries with an id.
 fn sums(log: &Log, window: u64) -> Vec<Entry> {
     let mut sums = Vec::new();
@@ -84,7 +84,7 @@ mod tests {
 
     const WINDOW: u64 = 60_000_000;
 
-    /// A counter with these units in the clock's previous and current window.
+    /// A counter with these units in the clock's previous window and in its current window.
     fn counter(previous: u64, current: u64) -> Log {
         let mut log = Log::default();
         log.add_to_sum(WINDOW, previous);

@@ -19,7 +19,7 @@ pub(super) enum Kind {
     Named,
     /// One reserved admission, until it is settled.
     Reserved,
-    /// All units at one recorded time whose admissions have no entry of their own.
+    /// All units at one recorded time whose admissions do not have their own entries.
     Sum,
     /// A settled admission's actual cost.
     Settled,
@@ -48,7 +48,7 @@ impl Entry {
         }
     }
 
-    /// A sum for units that have no entry of their own.
+    /// A sum for units that do not have their own entry.
     pub(super) fn new_sum(at: u64, units: u64) -> Self {
         Self::new(at, AdmissionId(0), Kind::Sum, units)
     }

@@ -1,12 +1,13 @@
 //! The sliding window log: admissions in time order, even if the clock has stepped back.
 //!
-//! A unit with the recorded time `t` counts as long as `now < t + window`. Exactly at that time, it
-//! is gone. An exact log stores an admission's time, a compact log the end of its sub-window, and a
-//! fixed window the start of that window. A reservation is stored under the time one window before
-//! its lease ends, so that it leaves when the lease ends.
+//! A unit with the recorded time `t` counts as long as `now < t + window`. At exactly `t + window`,
+//! it is gone. An exact log stores an admission's time. A compact log stores the time at which the
+//! admission's sub-window ends. A fixed window stores the time at which that window starts. A
+//! reservation is stored under the time one window before its lease ends, so that it leaves when
+//! the lease ends.
 //!
 //! Most entries are added at the back and dropped at the front. If an entry is added or removed in
-//! the middle, the entries behind it are moved. A search for an id is linear: it begins at the time
+//! the middle, the entries after it are moved. A search for an id is linear: it begins at the time
 //! that the caller passes in, and goes from there to older entries. It takes up to a millisecond
 //! among half a million entries, the most that a log has by default.
 
@@ -23,8 +24,8 @@ pub(crate) struct Log {
     entries: Entries,
     /// The entries before this index have left the window.
     start: u32,
-    /// How many entries the store has taken capacity for. Only the store uses it. It is here
-    /// because a store record then fits into one cache line.
+    /// The number of entries for which the store has reserved capacity. Only the store uses this
+    /// field. It is here because a store record then fits into one cache line.
     pub(crate) taken: u32,
 }
 
@@ -80,7 +81,8 @@ impl Log {
         all.get(self.start as usize..).unwrap_or_default()
     }
 
-    /// The list of times and ids, with those that have left; `None` if the log needs no list.
+    /// The list of times and ids, including entries that have left the window; `None` if the log
+    /// does not need a list.
     #[inline]
     fn list(&mut self) -> Option<&mut Vec<Stamp>> {
         match &mut self.entries {
@@ -154,8 +156,8 @@ impl Log {
         }
     }
 
-    /// The time until at most `most` of the units that `units_of` chooses are left; 0 if no more
-    /// than that are left now.
+    /// The time until at most `most` of the units that `units_of` chooses are left; 0 if there are
+    /// already at most `most`.
     pub(super) fn time_until(&self, most: u64, now: u64, window: u64, units_of: UnitsOf) -> u64 {
         let mut excess = units_of(self.sum()).saturating_sub(most);
         if excess == 0 {
@@ -239,9 +241,10 @@ impl Log {
         }
     }
 
-    /// Adds units to the newest entry, if it is a sum in the same clock sub-window, or has a later
-    /// time. It then becomes a sum, and keeps the later time. Otherwise the units get a new entry.
-    /// So there is at most one new entry per sub-window, if no other entries come in between.
+    /// Adds units to the newest entry if that is a sum in the same clock sub-window, or if it has a
+    /// later time. The entry then becomes a sum with the later of the two times. Otherwise the
+    /// units get a new entry. So there is at most one new entry per sub-window, if no other entries
+    /// come in between.
     pub(super) fn add_to_sub_window(&mut self, mut at: u64, length: u64, mut units: u64) {
         let last = self.len().saturating_sub(1);
         if let Some(newest) = self.get(last)
@@ -255,8 +258,8 @@ impl Log {
     }
 
     /// Removes an admission's entry, and returns its time. If the clock has stepped back since the
-    /// admission, this may be before `at`. An entry after `at` belongs to another admission under
-    /// the same id.
+    /// admission, this time may be before `at`. An entry after `at` belongs to another admission
+    /// with the same id.
     pub(super) fn take(&mut self, id: AdmissionId, units: u64, kind: Kind, at: u64) -> Option<u64> {
         let (index, entry) = self
             .of_id(id, at)
@@ -322,7 +325,7 @@ impl Log {
         mixed.sum.add(after.sum());
     }
 
-    /// Returns the mixed entries. Converts the log to them first if it has others.
+    /// Returns the mixed entries. If the log has entries in a different form, converts them first.
     #[cold]
     fn mixed(&mut self) -> &mut Mixed {
         if !matches!(self.entries, Entries::Mixed(_)) {
@@ -388,8 +391,8 @@ impl Log {
         stamps.partition_point(|(other, _)| *other <= at)
     }
 
-    /// Updates the fields that depend on the entries, after entries have gone or moved. A list of
-    /// single units keeps its allocation until the log is swept.
+    /// Updates the fields that depend on the entries, after entries were removed or moved. A list
+    /// of single units keeps its allocation until the log is swept.
     #[inline]
     fn changed(&mut self) {
         let oldest = self.stamps().first().map(|(at, _)| *at);
@@ -702,7 +705,7 @@ mod tests {
                         .iter()
                         .map(|entry| units_of(entry.sum()))
                         .sum::<u64>();
-                    // No more units can leave than the list has.
+                    // At most as many units can leave as the list has.
                     let mut left = units.min(all);
                     let departs = |entry: &&Entry| {
                         left = left.saturating_sub(units_of(entry.sum()));

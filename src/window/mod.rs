@@ -1,10 +1,10 @@
 //! One limit's sliding window for one key: pure arithmetic, with the time passed in.
 //!
-//! Times and windows are microseconds. `log.rs` is the log, which remembers admissions, one by one
-//! or summed up by window or sub-window. This file has the rules by which limits count in a log,
-//! and `counter.rs` estimates a counter's units. `store/redis/script/*.lua` is the same arithmetic
-//! in Lua. The oracle in the package `tower-sliding-window-conformance` holds Rust and Lua to the
-//! same rules.
+//! Times and windows are microseconds. `log.rs` has the log, which remembers admissions either one
+//! by one, or summed up per window or sub-window. This file has the rules by which a limit's units
+//! are counted in a log, and `counter.rs` estimates a counter's units. `store/redis/script/*.lua`
+//! is the same arithmetic in Lua. The oracle in the package `tower-sliding-window-conformance`
+//! checks that Rust and Lua follow the same rules.
 
 mod counter;
 mod entry;
@@ -36,13 +36,13 @@ pub(crate) struct Figures {
     reserved: u64,
     reset_after: u64,
     /// The retry time, computed twice: as if all reserved units were given back now, and as if none
-    /// were. `None` if the charge does not refuse.
+    /// were given back. `None` if the charge does not refuse the check.
     retry: Option<(u64, u64)>,
 }
 
 impl Log {
-    /// A log for a key for which only unit sums are known. Each pair in `sums` is the latest time
-    /// at which the units may have come, and their number.
+    /// Makes a log for a key for which only unit sums are known. Each pair in `sums` has the latest
+    /// time at which the units may have been counted, and the number of units.
     pub(crate) fn of_sums(limit: &Limit, sums: impl Iterator<Item = (u64, u64)>, now: u64) -> Self {
         let mut new = Self::default();
         for (until, units) in sums.filter(|(_, units)| *units > 0) {
@@ -72,7 +72,8 @@ impl Log {
                 || self.sum_at(limit.recorded_at(context.now)).is_none())
     }
 
-    /// Records an admission. Without room for a new entry, it is [merged](Self::merge) with others.
+    /// Records an admission. If there is no room for a new entry, the admission is
+    /// [merged](Self::merge) with others.
     #[inline]
     pub(crate) fn admit(&mut self, charge: &Charge, context: CheckContext, has_room: bool) {
         let CheckContext { now, id, .. } = context;
@@ -87,7 +88,7 @@ impl Log {
         }
     }
 
-    /// The state for a charge that does not refuse.
+    /// The state for a charge that does not refuse the check.
     #[inline]
     pub(crate) fn figures(&self, charge: &Charge, now: u64) -> Figures {
         let limit = charge.limit();
@@ -153,7 +154,7 @@ impl Log {
         else {
             return self.settle_late(now, of, charge, cost, has_room);
         };
-        // Once settled, units that were under a lease count from their admission. But they never
+        // Once units under a lease are settled, they count from their admission. But they never
         // count from a future time, even if the clock has stepped back since the admission.
         let at = if charge.lease_micros().is_some() {
             at.min(now)
@@ -169,8 +170,9 @@ impl Log {
         true
     }
 
-    /// Counts a settlement that comes after the lease, and returns whether it was counted. It
-    /// counts only once, and does not count if its units would have left the window by now.
+    /// Counts a settlement that comes after the lease, and returns whether it was counted. A
+    /// settlement counts only once, and does not count if its units would have left the window by
+    /// now.
     fn settle_late(
         &mut self,
         now: u64,
@@ -229,9 +231,9 @@ impl Log {
         self.add_to_sum(limit.recorded_at(at), units);
     }
 
-    /// Adds units to the sum for the clock's current half window. So a log that gets no other
-    /// entries in between has at most three such sums. Under a counter, adds them to the sum for
-    /// the clock's current window, which a counter has anyway.
+    /// Adds units to the sum for the clock's current half window. So a log that does not get other
+    /// entries in between has at most three such sums. Under a counter, adds the units to the sum
+    /// for the clock's current window, which a counter has anyway.
     fn merge(&mut self, now: u64, limit: &Limit, units: u64) {
         if limit.is_counter() {
             self.add_up(now, limit, units);
@@ -241,7 +243,7 @@ impl Log {
         }
     }
 
-    /// True if an admission gets an entry of its own.
+    /// True if an admission gets its own entry.
     #[inline]
     fn is_named(&self, charge: &Charge, context: CheckContext) -> bool {
         let is_found_again = context.has_caller_id || charge.lease_micros().is_some();

@@ -86,7 +86,8 @@ pub(super) const SAVED: u64 = CALL / 3;
 /// so quiet hours do not pay for a bad hour.
 const MOST: u64 = 64 * PREFETCH;
 
-/// A token bucket that checks refill: the price of prefetches taken, less what was earned since.
+/// A token bucket that checks refill. Its value is the price of the prefetches taken, minus what
+/// checks have earned since.
 #[derive(Default)]
 pub(super) struct Budget {
     owed: AtomicU64,
@@ -99,8 +100,8 @@ impl Budget {
         self.owed.load(Relaxed) + PREFETCH <= MOST
     }
 
-    /// Pays for one prefetch: for the call that takes it, and the one that gives it back. Returns
-    /// `false`, and does not pay, if the process would then owe too much.
+    /// Pays for one prefetch: for the call that takes it, and for the call that gives it back. If
+    /// the process would then owe too much, does not pay and returns `false`.
     pub(super) fn pay(&self) -> bool {
         let paid = self.owed.fetch_update(Relaxed, Relaxed, |owed| {
             Some(owed + PREFETCH).filter(|owed| *owed <= MOST)
@@ -191,7 +192,7 @@ mod tests {
         assert_eq!(is_found, [true; SET - 1]);
     }
 
-    /// The set's counts are taken, by keys that no longer ask.
+    /// All counts in the set are taken by keys that no longer ask.
     #[test]
     fn a_key_that_becomes_busy_takes_the_count_of_another() {
         let demand = Demand::default();

@@ -33,34 +33,35 @@ pub(super) struct Holding {
 
 /// The fields that a holding's lock guards.
 pub(super) struct State {
-    /// The prefetches, the oldest first. There may be two, since the next one is asked for before
-    /// the present one is used up.
+    /// The prefetches, the oldest first. There may be two, since the task asks for the next one
+    /// before the present one is used up.
     pub(super) prefetches: Vec<PrefetchedUnits>,
     /// The prefetch that the task has asked for, until the reply.
     pub(super) asked: Option<PrefetchedUnits>,
-    /// The limit's status in the store's last reply, without the units then reserved for this
-    /// process.
+    /// The limit's status in the store's last reply. It does not include the units that were
+    /// reserved for this process at that time.
     status: LimitStatus,
     /// The used units in the store's last reply, including this process's prefetches.
     used: u64,
-    /// The store's time in its last reply, and the local time at which it was asked.
+    /// The store's time in its last reply, and the local time at which the store was asked.
     at: SystemTime,
     asked_at: u64,
     pub(super) pace: Pace,
-    /// When the task that takes prefetches and gives them back began its last step; `None` without
-    /// a task.
+    /// The time at which the task that takes prefetches and gives them back began its last step;
+    /// `None` if there is no task.
     pub(super) stepped_at: Option<u64>,
     pub(super) spending: Spending,
-    /// How many checks needed no call since the task's last step, and when the last one came.
-    /// Checks that would have travelled in one batch count once.
+    /// The number of checks that did not need a call since the task's last step, and the time of
+    /// the last one. Checks that would have travelled in one batch count once.
     pub(super) saved: (u64, u64),
-    /// Prefetches are not asked for before this time, since the last one was refused or failed.
+    /// The task does not ask for prefetches before this time, since the last one was refused or
+    /// failed.
     pub(super) asks_from: u64,
     /// True if the task ends as soon as it has given everything back.
     pub(super) ends: bool,
 }
 
-/// A prefetch: asked for, then alive, then to be given back.
+/// A prefetch in one of three stages: asked for, alive, or ready to be given back.
 pub(super) struct PrefetchedUnits {
     pub(super) check: Check,
     /// The store's admission; `None` until the reply. If the store fails, or the task ends before
@@ -70,8 +71,8 @@ pub(super) struct PrefetchedUnits {
     pub(super) number: u64,
     pub(super) units: u64,
     pub(super) left: u64,
-    /// When this many units are left, the next prefetch is asked for. They last about as long as it
-    /// takes to arrive.
+    /// When this many units are left, the task asks for the next prefetch. These units last about
+    /// as long as the next prefetch takes to arrive.
     pub(super) low: u64,
     pub(super) asked_at: u64,
     /// When the prefetch ends; zero if it was dropped.
@@ -145,9 +146,9 @@ impl Holding {
     }
 
     /// Learns from a store decision on this limit and key. `asked_after` is the number of the last
-    /// prefetch taken before the store was asked. Returns the units that this process holds
-    /// unspent, and all units reserved for it. Returns zeros if a prefetch was taken later, since
-    /// the figures are then not used.
+    /// prefetch taken before the store was asked. Returns the number of unspent units that this
+    /// process holds, and the number of all units that are reserved for it. If a prefetch was taken
+    /// later, the figures are not used, and both numbers are zero.
     pub(super) fn learn(
         &self,
         spent: u64,
@@ -161,9 +162,9 @@ impl Holding {
         if spent > 0 {
             state.spending.count(spent);
         }
-        // If a prefetch was taken after the store was asked, the check's figures are not used. They
-        // may count this prefetch or not, and the prefetch's figures may count the spent units or
-        // not.
+        // If a prefetch was taken after the store was asked, the check's figures are not used.
+        // These figures may include the prefetch or not, and the prefetch's figures may include the
+        // spent units or not.
         let mut prefetches = state.prefetches.iter();
         if prefetches.any(|prefetch| prefetch.number > asked_after) {
             state.used = state.used.saturating_add(spent);
@@ -188,8 +189,8 @@ impl Holding {
             .is_some_and(|stepped_at| now.saturating_sub(stepped_at) >= longest)
     }
 
-    /// Ends all prefetches at once, including one that is asked for, so that the task gives them
-    /// back. Then the task ends.
+    /// Ends all prefetches at once, including a prefetch that has been asked for, so that the task
+    /// gives them back. The task ends after that.
     pub(super) fn drop_prefetches(&self) {
         let mut locked = lock(&self.state);
         let state = &mut *locked;
@@ -201,7 +202,8 @@ impl Holding {
         self.changed.notify_one();
     }
 
-    /// The units for the next prefetch; `None` if it is too early, or not worth it.
+    /// The units for the next prefetch; `None` if it is too early for a prefetch, or if it is not
+    /// worth it.
     pub(super) fn wanted(&self, state: &mut State, now: u64) -> Option<u64> {
         let is_due = state.left(now) <= state.low(now)
             || state.renewal().is_some_and(|renewal| renewal <= now);
@@ -281,7 +283,7 @@ impl State {
 
 impl PrefetchedUnits {
     /// True if the prefetch can be spent. A time before `asked_at` means that the local clock has
-    /// stepped back. Then it cannot be spent.
+    /// stepped back. In that case, the prefetch cannot be spent.
     pub(super) fn is_alive(&self, now: u64) -> bool {
         self.admitted.is_some() && (self.asked_at..self.until).contains(&now)
     }

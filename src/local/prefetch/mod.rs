@@ -1,7 +1,7 @@
 //! The prefetches that this process holds. [`limit::prefetch`](crate::limit::prefetch) has the
 //! rules.
 //!
-//! A limiter spends the prefetches. Its tasks take them and give them back: see
+//! A limiter spends the prefetches, and its tasks take them and give them back: see
 //! `limiter/prefetch.rs`. `holding.rs` has the prefetches for one limit and key, and `steps.rs`
 //! decides what their task does next. `demand.rs` finds the heavy hitters, the keys that are asked
 //! for often, and keeps prefetches from costing more than they save. `pace.rs` knows how long
@@ -40,7 +40,8 @@ use crate::{
     local::{lock, refusals::Generations, round_trip::RoundTrip},
 };
 
-/// The most limits and keys for which a process holds prefetches. Checks with others ask the store.
+/// The most limits and keys for which a process holds prefetches. Checks with other limits and keys
+/// ask the store.
 const CAPACITY: usize = 10_000;
 
 /// The holdings, by (limit, key) digest.
@@ -53,12 +54,12 @@ pub(crate) struct Prefetches {
     round_trip: Arc<RoundTrip>,
     /// Locked for writing only while a task begins or ends.
     holdings: RwLock<Holdings>,
-    /// The first admission under a limit with prefetch makes the counts.
+    /// The request counts. The first admission under a limit with prefetch creates them.
     demand: OnceLock<Demand>,
     budget: Budget,
     /// Locked while a check locks several holdings.
     several: Mutex<()>,
-    /// How many prefetches were taken, and so the last one's number.
+    /// The number of prefetches taken so far, which is also the number of the last one.
     taken: AtomicU64,
     /// Tells [`give_back`](Self::give_back) that a task has ended.
     ended: Notify,
@@ -96,7 +97,7 @@ impl Prefetches {
     }
 
     /// Admits a check with several charges, if this process holds enough units for each of them.
-    /// All charges are looked at under their holdings' locks before any unit is spent.
+    /// All charges are examined while their holdings are locked, before any unit is spent.
     fn spend_all(&self, check: &Check) -> Option<Decision> {
         let mut found = Vec::new();
         for charge in check.charges() {
@@ -137,9 +138,9 @@ impl Prefetches {
         self.taken.load(Ordering::SeqCst)
     }
 
-    /// Learns from an admission by the store. In the returned decision, the units that this process
-    /// holds count as left, if they were taken before the store was asked. Calls `keep` for each
-    /// limit and key for which a task has to take prefetches from now on.
+    /// Learns from an admission by the store. In the returned decision, units that this process
+    /// holds count as left if they were taken before the store was asked. Calls `keep` for each
+    /// limit and key that needs a task to take prefetches from now on.
     pub(crate) fn note(
         self: &Arc<Self>,
         check: &Check,
@@ -154,8 +155,8 @@ impl Prefetches {
         let found: Vec<_> = iter::zip(check.charges(), decision.statuses())
             .map(|(charge, status)| self.find_or_make(charge, status, at, now))
             .collect();
-        // If one charge has no holding, the check asks the store anyway, so the others would take
-        // prefetches in vain.
+        // If one charge has no holding, the check asks the store anyway, so prefetches for the
+        // other charges would be useless.
         let is_worth_it = check.is_prefetched() && found.iter().all(Option::is_some);
         for (index, (holding, charge)) in found.into_iter().zip(check.charges()).enumerate() {
             let (Some(holding), Some(status)) = (holding, decision.statuses().nth(index)) else {
@@ -203,14 +204,15 @@ impl Prefetches {
         Some(Arc::new(holding))
     }
 
-    /// Puts a holding into the table, if there is room. If the table already has one with this
-    /// digest that is not abandoned, that one stays instead. If the holding then in the table has
-    /// no task, returns it, and the caller has to start a task for it.
+    /// Puts a holding into the table, if there is room. If the table already has a holding with
+    /// this digest, and that holding is not abandoned, it stays there instead. If the holding that
+    /// is now in the table has no task, returns this holding, and the caller has to start a task
+    /// for it.
     fn keep(self: &Arc<Self>, holding: &Arc<Holding>) -> Option<KeptHolding> {
         let mut holdings = self.write();
         let now = self.now();
-        // The holding in the table may be for a limit with other settings. Its task then gives back
-        // the units left, and ends.
+        // The table may already have a holding for the same limit with different settings. The task
+        // of that holding then gives back the units left, and ends.
         if let Some(held) = holdings.get(&holding.digest)
             && !held.is_abandoned(now)
         {
@@ -223,8 +225,8 @@ impl Prefetches {
         KeptHolding::begin(self, holding)
     }
 
-    /// Gives back the prefetches for the limit and key with this digest at once, and drops the one
-    /// that is asked for.
+    /// Gives back the prefetches for the limit and key with this digest at once. A prefetch that
+    /// has been asked for is given back when the reply arrives.
     pub(super) fn drop_prefetches_of(&self, digest: u64) {
         let holding = self.read(|holdings| holdings.get(&digest).cloned());
         if let Some(holding) = holding {
@@ -246,8 +248,8 @@ impl Prefetches {
             for holding in without_task {
                 keep(holding);
             }
-            // A task that could not start has already told that it has ended. So only holdings with
-            // a task are waited for below.
+            // A task that could not start has already reported its end. So the code below waits
+            // only for holdings with a task.
             let ended = self.ended.notified();
             let holdings: Vec<_> = self.read(|holdings| {
                 let with_task = holdings.values().filter(|holding| holding.has_task());
@@ -269,8 +271,8 @@ impl Prefetches {
 
     fn find(&self, charge: &Charge) -> Option<Arc<Holding>> {
         self.read(|holdings| {
-            // The table is empty while all limits are used up. Without the digest, prefetches then
-            // cost next to nothing.
+            // The table is empty while all limits are used up. In that case, prefetches cost next
+            // to nothing, since the digest need not be computed.
             if holdings.is_empty() {
                 return None;
             }

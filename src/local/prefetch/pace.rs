@@ -1,4 +1,4 @@
-//! How long prefetches live and how many units they have. This file computes with numbers alone, so
+//! Computes how long prefetches live and how many units they have. This file uses only numbers, so
 //! that a simulation in the benchmarks can include it.
 //!
 //! The store's distance changes three things: the prefetch life, the time to ask for the next
@@ -6,29 +6,29 @@
 //! say. A prefetch has as many units as the key spends in a life at its recent rate.
 
 /// A life is at least this many times the time in which most replies arrive, but at most the
-/// longest life. So a process mostly has longer to spend a prefetch than it has waited for it.
+/// longest life. So a process usually has more time to spend a prefetch than it has waited for it.
 const LEAST_TRIPS: u64 = 4;
 
-/// The next prefetch is asked for `life / PART_OF_LIFE` earlier than the reply's time requires. The
-/// task needs time to run, and the call may wait for other keys' prefetches.
+/// A task asks for the next prefetch `life / PART_OF_LIFE` earlier than the reply time requires,
+/// since the task needs time to run, and the call may wait for other keys' prefetches.
 const PART_OF_LIFE: u64 = 32;
 
 /// A key's spending is measured for at least `life / MEASURED`, since a few requests do not tell a
 /// rate.
 const MEASURED: u64 = 4;
 
-/// The next prefetch is asked for when `units / LOW` are left, or earlier.
+/// A task asks for the next prefetch when `units / LOW` units are left, or earlier.
 const LOW: u64 = 4;
 
 /// The fewest requests in a life for which a prefetch is taken. Next to the store, a prefetch for
-/// half of `MOST_REQUESTS` saves little or nothing. The longer the round trip, the more time is
-/// saved by a request that does not ask the store. So the number is [`SAVED`] divided by the round
+/// half of `MOST_REQUESTS` saves little or nothing. The longer the round trip, the more time a
+/// request saves if it does not ask the store. So the number is [`SAVED`] divided by the round
 /// trip, between `LEAST_REQUESTS` and `MOST_REQUESTS`.
 const MOST_REQUESTS: u64 = 16;
 const LEAST_REQUESTS: u64 = 2;
 const SAVED: u64 = 64_000;
 
-/// A key's requests within a round trip, or within a millisecond if that is shorter, mostly travel
+/// A key's requests within a round trip, or within a millisecond if that is shorter, usually travel
 /// in one batch.
 pub(super) const LONGEST_BATCH: u64 = 1_000;
 
@@ -36,22 +36,22 @@ pub(super) const LONGEST_BATCH: u64 = 1_000;
 #[derive(Clone, Copy)]
 pub(super) struct Pace {
     pub(super) life: u64,
-    /// The next prefetch is asked for this long before the present one ends.
+    /// A task asks for the next prefetch this long before the present one ends.
     pub(super) lead: u64,
     pub(super) fewest_requests: u64,
-    /// A key's requests within this time mostly travel in one batch.
+    /// A key's requests within this time usually travel in one batch.
     pub(super) batch: u64,
 }
 
 impl Pace {
-    /// The pace for a limit whose prefetches live for `set`, or longer if the store is far away,
-    /// but then for at most `longest`. A round trip takes `trip`, and most replies take at most
-    /// `mostly`.
+    /// The pace for a limit whose prefetches live for `set`. If the store is far away, they live
+    /// for longer, but for at most `longest`. A round trip takes `trip`, and most replies take at
+    /// most `mostly`.
     pub(super) fn new(set: u64, longest: u64, trip: u64, mostly: u64) -> Self {
         let life = mostly.saturating_mul(LEAST_TRIPS).min(longest).max(set);
         let lead = mostly.saturating_add(life / PART_OF_LIFE).min(life / 2);
-        // The life may be shorter than two round trips, since the window is short. Then a prefetch
-        // would be over when it arrives.
+        // If the window is short, the life may be shorter than two round trips. A prefetch would
+        // then be over when it arrives.
         let is_worth_it = life >= 2 * trip;
         let fewest_requests = if is_worth_it {
             (SAVED / trip.max(1)).clamp(LEAST_REQUESTS, MOST_REQUESTS)
@@ -71,7 +71,7 @@ impl Pace {
         self.life / MEASURED
     }
 
-    /// The next prefetch is asked for when the present one has this many units left.
+    /// A task asks for the next prefetch when the present one has this many units left.
     pub(super) fn low(self, units: u64) -> u64 {
         let during_lead =
             (u128::from(units) * u128::from(self.lead)).div_ceil(self.life.max(1).into()) as u64;
@@ -97,8 +97,8 @@ pub(super) struct Spending {
     before: (u64, u64),
 }
 
-/// The units in a key's first prefetch: for the `requests` expected in a life, each at this `cost`.
-/// `None` if a prefetch is not worth it.
+/// The units in a key's first prefetch: enough for the `requests` that are expected in a life, each
+/// at this `cost`. `None` if a prefetch is not worth it.
 pub(super) fn first_units(
     requests: u64,
     cost: u64,
@@ -115,8 +115,8 @@ pub(super) fn first_units(
 }
 
 impl Spending {
-    /// The spending for a key that is expected to spend `first_units` in a life, as if it had spent
-    /// them in the life before.
+    /// The spending for a key that is expected to spend `first_units` in a life. It is initialized
+    /// as if the key had spent them in the previous life.
     pub(super) fn new(first_units: u64, now: u64, pace: Pace) -> Self {
         Self {
             since: now,
@@ -149,7 +149,7 @@ impl Spending {
         }
         let elapsed = now.saturating_sub(self.since);
         let present = rate(self.spent, elapsed.max(pace.measured()), pace.life);
-        // The lasting rate includes the previous measurement. Requests come at random, so a short
+        // The long-term rate includes the previous measurement. Requests come at random, so a short
         // pause does not mean a lower demand.
         let (elapsed_before, before) = self.before;
         let lasting = rate(
@@ -166,7 +166,7 @@ impl Spending {
         // Half as many requests are needed as for the first prefetch. Requests come at random, so
         // with the same number, a busy key would lose its prefetches from time to time.
         let fewest = cost.saturating_mul(pace.fewest_requests / 2);
-        // A key that has fallen quiet does not take another prefetch.
+        // For a key that has become quiet, no further prefetch is taken.
         let is_quiet = present < fewest && elapsed >= pace.measured();
         (units >= fewest && !is_quiet).then_some(units)
     }

@@ -20,7 +20,7 @@ use crate::{
     local::lock,
 };
 
-/// A holding, as long as a task takes care of it.
+/// A holding that a task takes care of.
 pub(crate) struct KeptHolding {
     prefetches: Arc<Prefetches>,
     holding: Arc<Holding>,
@@ -47,8 +47,8 @@ impl KeptHolding {
             return None;
         }
         (state.stepped_at, state.ends) = (Some(prefetches.now()), false);
-        // If a task has asked for a prefetch, and has ended before the reply, the new task gives it
-        // back.
+        // If an earlier task has asked for a prefetch, but has ended before the reply, the new task
+        // gives that prefetch back.
         let asked = state.asked.take();
         state.prefetches.extend(asked);
         Some(Self {
@@ -86,9 +86,9 @@ impl KeptHolding {
         }
         let mut prefetches = state.prefetches.iter();
         if wanted.is_none() && prefetches.all(|prefetch| prefetch.is_alive(now)) {
-            // Without a prefetch, the task waits: for the reply if it has asked for a prefetch,
-            // otherwise until it may ask again. After this wait, it ends if the key is not asked
-            // for often.
+            // Without a prefetch, the task waits. If it has asked for a prefetch, it waits for the
+            // reply, otherwise until it may ask again. After this wait, it ends if the key is not
+            // asked for often.
             let otherwise = match state.asked {
                 Some(_) => now.saturating_add(life),
                 None if state.ends => now,
@@ -104,9 +104,9 @@ impl KeptHolding {
                 wait => Step::Wait(Duration::from_micros(wait)),
             };
         }
-        // The settlements and the new prefetch begin together, so that they travel in one script. A
-        // prefetch that is used up is settled, too. Otherwise its units would stay reserved, and
-        // retry times would assume that they may be given back.
+        // The settlements and the new prefetch are sent together, so that they travel in one script
+        // call. A prefetch that is used up is settled, too. Otherwise its units would stay
+        // reserved, and retry times would assume that they may be given back.
         let give_back = state.settle_all(now);
         let take = wanted.map(|units| {
             let charge = Charge::prefetch(holding.limit.clone(), holding.key.clone(), units, life);

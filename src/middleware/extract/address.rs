@@ -15,10 +15,10 @@
 //!    If these were grouped by /64, clients with different IPv4 addresses would share one key, and
 //!    a 6to4 network would have 65,536 keys.
 //! 2. In `64:ff9b:1::/48` (RFC 8215), only the network's operator knows which bits are the IPv4
-//!    address, so the whole IPv6 address is the key. A client still has only one: a translator
+//!    address, so the whole IPv6 address is the key. A client still has only one key: a translator
 //!    makes exactly one IPv6 address from each IPv4 address, and other networks do not route
 //!    `64:ff9b:1::/48`.
-//! 3. Any other IPv6 address has its prefix as key, together with the prefix length.
+//! 3. The key for any other IPv6 address is its prefix, together with the prefix length.
 
 use std::{
     fmt,
@@ -52,9 +52,9 @@ fn canonical(address: IpAddr) -> IpAddr {
 }
 
 /// Returns the IPv4 range that an IPv6 range stands for: `2002:a00::/24` becomes `10.0.0.0/8`. This
-/// needs a prefix that ends within the embedded IPv4 address. Any other range stays as it is, and
-/// so do Teredo ranges. The range of all mapped addresses, `::ffff:0:0/96`, means all IPv4
-/// addresses. A translator's whole range, such as `2002::/16`, does not.
+/// works only if the prefix ends within the embedded IPv4 address. Any other range stays as it is,
+/// and so do Teredo ranges. The range of all mapped addresses, `::ffff:0:0/96`, means all IPv4
+/// addresses. A translator's whole range, such as `2002::/16`, does not mean IPv4 addresses.
 fn canonical_range(range: IpNet) -> IpNet {
     let IpNet::V6(v6) = range else { return range };
     let (before, least) = match v6.network().segments() {
@@ -97,8 +97,8 @@ fn parse_range(text: &str) -> Result<IpNet, ConfigError> {
     })
 }
 
-/// True if one of these [parsed](parse_ranges) ranges contains the address. IPv4 ranges also
-/// contain the IPv6 addresses that stand for their addresses.
+/// True if one of these [parsed](parse_ranges) ranges contains the address. An IPv4 range also
+/// contains the IPv6 addresses that stand for an address in it.
 pub(super) fn have(ranges: &[IpNet], address: IpAddr) -> bool {
     have_exactly(ranges, canonical(address)) || have_exactly(ranges, address)
 }
@@ -142,9 +142,9 @@ fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// * `0.0.0.0/0` contains all IPv4 addresses, and `::/0` all IPv6 addresses. IPv4 ranges also
-///   contain the IPv6 addresses that stand for their addresses, as in [`PeerIp`](super::PeerIp). A
-///   translator's whole range, such as `2002::/16`, does not contain IPv4 addresses.
+/// * `0.0.0.0/0` contains all IPv4 addresses, and `::/0` all IPv6 addresses. An IPv4 range also
+///   contains the IPv6 addresses that stand for an address in it, as in [`PeerIp`](super::PeerIp).
+///   A translator's whole range, such as `2002::/16`, does not contain IPv4 addresses.
 /// * A look-up is a binary search, so a list may have a hundred thousand ranges.
 #[derive(Clone, Default)]
 pub struct AddressList(Arc<RwLock<Vec<IpNet>>>);
@@ -154,7 +154,7 @@ impl AddressList {
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] if an item is neither a range nor an address. The error names it.
+    /// [`ConfigError`] if an item is neither a range nor an address. The error names the item.
     pub fn new<R: AsRef<str>>(ranges: impl IntoIterator<Item = R>) -> Result<Self, ConfigError> {
         Ok(Self(Arc::new(RwLock::new(parse_ranges(ranges)?))))
     }

@@ -22,13 +22,14 @@ const MAX_HOPS: usize = 32;
 ///
 /// Each IPv4 address has one key, even if it is mapped or translated to IPv6 (`::ffff:a.b.c.d`,
 /// `64:ff9b::a.b.c.d`, 6to4). IPv6 addresses share the key of their /64. If a translator in your
-/// network uses its own prefix, count by [all bits](ClientIp::ipv6_prefix).
+/// network uses its own prefix, let [all bits](ClientIp::ipv6_prefix) form the key.
 ///
 /// With axum, serve the router with `into_make_service_with_connect_info::<SocketAddr>()`. tonic's
 /// server needs only the feature `grpc`. With any other server, or if you accept TLS connections
 /// yourself, put the connection's [`SocketAddr`] into the request's extensions. A request without
 /// one gets a 500, and a log line says so. This includes requests over a [Unix
-/// socket](crate::guide::behind_a_proxy#a-unix-socket), until you put in an address for its peer.
+/// socket](crate::guide::behind_a_proxy#a-unix-socket), until you put an address for the socket's
+/// peer into the extensions.
 ///
 /// ```
 /// use std::net::SocketAddr;
@@ -44,14 +45,14 @@ pub type PeerIp = ClientIp;
 /// The client address behind trusted proxies.
 ///
 /// 1. A peer outside the trusted ranges is the client, whatever headers it sends.
-/// 2. Behind a trusted peer, exactly one header is read. Default: `X-Forwarded-For`. All others are
-///    ignored, since a proxy passes on the headers that it does not overwrite.
+/// 2. Behind a trusted peer, exactly one header is read. Default: `X-Forwarded-For`. All other
+///    headers are ignored, since a proxy passes on the headers that it does not overwrite.
 /// 3. `X-Forwarded-For` and `Forwarded` are read from right to left, from the last line to the
-///    first. Each address is a hop. A trusted hop wrote the address to its left itself, so that one
-///    is reliable. The client is the first hop that is not trusted. Reading also ends at the left
-///    end, at an element without a readable address, and after 32 hops; the client is then the last
-///    known hop. Empty elements are ignored. A request gets a 400 if its trusted hops take more
-///    than 16 KiB.
+///    first. Each address is a hop. A trusted hop wrote the address to its left itself, so that
+///    address is reliable. The client is the first hop that is not trusted. Reading also ends at
+///    the left end, at an element without a readable address, and after 32 hops. In these cases,
+///    the client is the last known hop. Empty elements are ignored. A request gets a 400 if its
+///    trusted hops take more than 16 KiB.
 /// 4. A single-value header must be present exactly once and hold an address. Otherwise the request
 ///    gets a 400.
 /// 5. Addresses have the same keys as in [`PeerIp`]: one per IPv4 address, however it is written,
@@ -169,13 +170,13 @@ impl ClientIp {
         Ok(self)
     }
 
-    /// The key for an address, for `deny`, `exempt` and `reset`. For IPv6, it stands for the whole
-    /// prefix.
+    /// The key for an address, for `deny`, `exempt` and `reset`. An IPv6 address's key stands for
+    /// the whole prefix.
     pub fn key(&self, address: IpAddr) -> Key {
         address::key(address, self.ipv6_bits)
     }
 
-    /// The address that a request is counted by, for a log or a handler. An IPv4 address that a
+    /// The address under which a request is counted, for a log or a handler. An IPv4 address that a
     /// dual-stack listener has mapped to IPv6 is returned as IPv4.
     ///
     /// ```
@@ -201,7 +202,7 @@ impl ClientIp {
     ///
     /// # Errors
     ///
-    /// [`KeyError`] if a limit by this extractor would reject the request.
+    /// [`KeyError`] if a limit that uses this extractor would reject the request.
     pub fn address(&self, parts: &Parts) -> Result<IpAddr, KeyError> {
         self.client(parts).map(|client| client.to_canonical())
     }
@@ -239,8 +240,8 @@ impl KeyExtractor for ClientIp {
     }
 }
 
-/// The peer address from the extensions, as left by axum, tonic (with or without TLS), or another
-/// server.
+/// The peer address from the extensions, where axum, tonic (with or without TLS), or another server
+/// has put it.
 fn peer(parts: &Parts) -> Result<IpAddr, KeyError> {
     #[cfg(feature = "axum")]
     use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};

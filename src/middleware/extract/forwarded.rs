@@ -1,9 +1,9 @@
 //! The addresses in `X-Forwarded-For` and `Forwarded`, from right to left.
 //!
 //! Every proxy appends an element on the right, so only the right end comes from a known proxy.
-//! Text to the left of an element does not change how it is read, so a client, whose text is on the
-//! left, cannot change how the known proxy's element is read. Empty elements are ignored (RFC 9110,
-//! section 5.6.1).
+//! Text to the left of an element does not change how that element is read. A client's text is on
+//! the left, so the client cannot change how the known proxy's element is read. Empty elements are
+//! ignored (RFC 9110, section 5.6.1).
 
 use std::{
     iter,
@@ -22,11 +22,11 @@ pub(super) enum Hop {
     Address(IpAddr),
     /// The element has no readable address.
     Unknown,
-    /// The element begins too far to the left to be read whole.
+    /// The element begins too far to the left to be read completely.
     TooFar,
 }
 
-/// The elements of all header lines, last one first, without empty ones.
+/// The elements of all header lines, from last to first, without empty elements.
 pub(super) fn hops<'a>(
     headers: &'a HeaderMap,
     name: &HeaderName,
@@ -64,8 +64,8 @@ pub(super) fn hops<'a>(
 pub(super) enum Style {
     /// `X-Forwarded-For`: addresses between commas.
     Plain,
-    /// `Forwarded` (RFC 7239): elements between commas, parameters between semicolons. Neither
-    /// separates inside quotes.
+    /// `Forwarded` (RFC 7239): elements between commas, parameters between semicolons. Inside
+    /// quotes, these characters do not separate anything.
     Rfc7239,
     /// One address.
     Single,

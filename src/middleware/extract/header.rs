@@ -16,12 +16,12 @@ const MAX_LENGTH: usize = 4096;
 /// gets a 400.
 ///
 /// For [`peek`](crate::Limiter::peek) and [`reset`](crate::Limiter::reset), make the key with
-/// [`key`](Self::key): the string `"acme"` alone is [another key](crate::key#the-key-of-a-layer)
-/// than the header value `acme`.
+/// [`key`](Self::key): the string `"acme"` alone makes a [different
+/// key](crate::key#the-key-of-a-layer) than the header value `acme` does.
 ///
 /// A client that can set the header can spend the units of any other client, so use a header that a
 /// trusted proxy sets. For a secret, use [`ApiKey`]. To read the header name from a configuration,
-/// parse it as a `Header`: mistakes are then errors.
+/// parse the name as a `Header`, so that mistakes become errors.
 ///
 /// ```
 /// use http::Request;
@@ -90,7 +90,7 @@ impl KeyExtractor for Header {
 /// longer than 4 KiB gets a 401.
 ///
 /// The token is not verified. A client that makes up tokens gets the limit's full units for each
-/// one, so put the layer behind your authentication, or add a limit by address.
+/// one, so put the layer behind your authentication, or add a limit per address.
 ///
 /// ```no_run
 /// use http::Request;
@@ -115,7 +115,7 @@ impl ApiKey {
     ///
     /// # Panics
     ///
-    /// As [`Header::new`]. To avoid this, parse a configured name as a [`Header`] first.
+    /// As for [`Header::new`]. To avoid this, parse a configured name as a [`Header`] first.
     #[track_caller]
     pub fn header(name: impl TryInto<HeaderName>, secret: &Secret) -> Self {
         Self {
@@ -127,10 +127,10 @@ impl ApiKey {
     /// Reads the token in `Authorization: Bearer` (RFC 6750). The scheme is case-insensitive, and
     /// spaces around the token are trimmed.
     ///
-    /// The token is absent only if the request has no `Authorization`. Another scheme is an error:
-    /// otherwise an authentication that ignores the scheme would accept a
-    /// [denied](crate::RateLimitLayer::deny) token under another one. If you accept another scheme,
-    /// treat its requests as having no token:
+    /// The token is absent only if the request has no `Authorization`. A different scheme is an
+    /// error. Otherwise, an authentication layer that ignores the scheme would accept a
+    /// [denied](crate::RateLimitLayer::deny) token under a different scheme. If you accept a second
+    /// scheme, treat requests that use it as having no token:
     ///
     /// ```no_run
     /// use http::{header::AUTHORIZATION, request::Parts};
@@ -181,9 +181,9 @@ impl KeyExtractor for ApiKey {
 /// IPv4. The default port is the scheme's, 80 or 443. A request gets a 400 if its URI has no host,
 /// as on a server, or has an address that is not in its plain form, such as `127.1`.
 ///
-/// A limit by `UpstreamHost` can [heed](crate::KeyedLimit::heed_upstream) upstreams: each then
-/// blocks only calls to itself. The layer sees only the request's URI, so the client inside it must
-/// not follow redirects.
+/// A limit per upstream host can [heed](crate::KeyedLimit::heed_upstream) upstreams. Each upstream
+/// then blocks only calls to itself. The layer sees only the request's URI, so the client inside it
+/// must not follow redirects.
 ///
 /// ```
 /// use http::Request;
@@ -249,7 +249,8 @@ fn ends_in_number(host: &str) -> bool {
 }
 
 fn bearer_token(credentials: &str) -> Result<&str, KeyError> {
-    // Any white space may separate scheme and token, as a lenient authentication accepts it.
+    // Any white space may separate scheme and token, since a lenient authentication layer accepts
+    // it.
     let (scheme, token) = credentials
         .split_once(char::is_whitespace)
         .unwrap_or((credentials, ""));
@@ -285,8 +286,8 @@ pub(super) fn header_name(name: impl TryInto<HeaderName>) -> Result<HeaderName, 
 }
 
 /// Parses the name of a header whose whole value is a key. Some headers are not accepted: clients
-/// can write one value in several ways or add values, and would get the limit's full units each
-/// time.
+/// can write one value in several ways or add values, and each variant would get the limit's full
+/// units.
 fn key_header(name: impl TryInto<HeaderName>) -> Result<HeaderName, ConfigError> {
     let name = header_name(name)?;
     let extractor = match name.as_str() {

@@ -3,13 +3,13 @@
 //! 1. An extractor returns a key or a [`KeyError`], and cannot exempt a request from the limit. A
 //!    request without a key is rejected with the error's status.
 //! 2. Do not limit only by a value that clients can choose freely: with each new value, a client
-//!    gets the full units again. Use a key that an earlier layer has verified, or add a limit by
+//!    gets the full units again. Use a key that an earlier layer has verified, or add a limit per
 //!    address.
-//! 3. Any closure from `&Parts` to `Result<Key, KeyError>` is an extractor, for example by host
-//!    name, or by extensions that an authentication layer has added. Write out the argument's type:
-//!    `|parts: &Parts|`. Do not use text that clients can spell in several ways, such as a path:
-//!    [`choosing_keys`](crate::guide::choosing_keys#by-a-value-in-the-path) shows how to use a
-//!    value in the path.
+//! 3. Any closure from `&Parts` to `Result<Key, KeyError>` is an extractor. For example, it can
+//!    read the host name, or an extension that an authentication layer has added. Write out the
+//!    argument's type: `|parts: &Parts|`. Do not use text that clients can spell in several ways,
+//!    such as a path: [`choosing_keys`](crate::guide::choosing_keys#by-a-value-in-the-path) shows
+//!    how to use a value in the path.
 //! 4. [`and`](KeyExtractor::and) combines two keys into one. [`or`](KeyExtractor::or) uses the
 //!    second key only if the first is absent. If the first is malformed, the request is rejected,
 //!    so a client cannot skip the first extractor by sending garbage.
@@ -78,7 +78,7 @@ pub trait KeyExtractor: Send + Sync + 'static {
     /// Falls back to `other` if this extractor's key is absent. Keys of different kinds never
     /// collide: address, API key and header keys are distinct, and so are the keys of different
     /// headers. An address has the same key in [`PeerIp`] and [`ClientIp`]. A token has the same
-    /// key in all [`ApiKey`]s with one secret.
+    /// key in all [`ApiKey`]s that have the same secret.
     fn or<E: KeyExtractor + Clone>(self, other: E) -> impl KeyExtractor + Clone
     where
         Self: Clone,
@@ -137,8 +137,8 @@ where
 
 /// One key for all requests, to limit the total load on a service.
 ///
-/// A single client can use up such a limit for all others, so add a limit by client. If costs have
-/// to be [settled](crate::KeyedLimit::settle), let the limit by client settle them. Under
+/// A single client can use up such a limit for all others, so add a limit per client. If costs have
+/// to be [settled](crate::KeyedLimit::settle), let the limit per client settle them. Under
 /// `Everyone`, a client that hangs up would keep its reserved units from all others.
 ///
 /// ```

@@ -7,14 +7,15 @@
 //! 2. `RateLimit-Policy` and `RateLimit`, which are opt-in, show every limit that is not hidden:
 //!    see [`HeaderSets::RATE_LIMIT`].
 //! 3. Times are rounded up to whole seconds, and `Retry-After` (RFC 9110, section 10.2.3) is at
-//!    least 1, so a client that obeys is never early. A refusal has `Retry-After` if waiting helps,
-//!    even if the layer sends no figures. A 503 because the store cannot decide has it too. A 429
-//!    for a cost above the limit does not.
+//!    least 1, so a client that obeys it never comes back too early. A refusal has `Retry-After` if
+//!    waiting helps, even if the layer sends no figures. A 503 because the store cannot decide has
+//!    it too. A 429 for a cost above the limit does not.
 //! 4. In stacked layers, `X-RateLimit-*` shows the visible limit with the least left, in its own
 //!    layer's format. So use one `-Reset` format in all layers; a log line warns if they differ.
 //!    `RateLimit` lists the limits from all layers that have decided, the outermost first.
 //! 5. A rejection keeps the `X-RateLimit-*` from the layer that made it: outer layers neither
-//!    replace them nor add any. A layer that sends no figures leaves other layers' figures alone.
+//!    replace these headers nor add their own. A layer that sends no figures leaves other layers'
+//!    figures alone.
 //! 6. A [concurrent](crate::Limit::concurrent) limit has no reset time. Its figures are shown only
 //!    if it refuses, or if the layer has no other limit.
 //! 7. The figures are those at the decision, or at the settlement if there is one. The service runs
@@ -98,11 +99,12 @@ impl HeaderSets {
     ///   for a window below one second, a calendar limit, and a
     ///   [concurrent](crate::Limit::concurrent) limit. `qu` is `concurrent-requests` for a
     ///   concurrent limit, and otherwise absent, which means requests.
-    /// * `r` is the remaining quota. `t` is the seconds until more become available, rounded up. It
-    ///   is absent while all units are left, and for a concurrent limit that does not refuse. For a
-    ///   limit that refuses, it is at most `Retry-After`.
-    /// * After a settlement above the limit, `t` is too short: it runs until the oldest unit leaves
-    ///   the window, and even then none may be left. The next refusal has the right `t`.
+    /// * `r` is the remaining quota. `t` is the number of seconds until more units are available,
+    ///   rounded up. `t` is absent while all units are left, and for a concurrent limit that does
+    ///   not refuse. For a limit that refuses, `t` is at most `Retry-After`.
+    /// * After a settlement above the limit, `t` is too short. It is the time until the oldest unit
+    ///   leaves the window, but even then there may be no units left. The next refusal has the
+    ///   right `t`.
     /// * A line that the service has written into one of these headers is removed if it is not a
     ///   list (RFC 8941), since clients would ignore the whole field.
     /// * Numbers are capped at 999,999,999,999,999, the largest Structured Fields Integer.
@@ -203,11 +205,11 @@ pub(super) fn number(value: &HeaderValue) -> Option<u64> {
     value.to_str().ok()?.parse().ok()
 }
 
-/// The time until more units are left. After a settlement above the limit, or in a block, none is
-/// left even once the oldest unit has left the window. A refusal then uses its retry time. An
-/// admission has none, so it uses the time until the oldest unit leaves. If only reserved units
-/// refuse, the time is at most the retry time, since they may be given back before they leave the
-/// window.
+/// The time until more units are left. After a settlement above the limit, or during a block, there
+/// are no units left even once the oldest unit has left the window. In that case, a refusal uses
+/// its retry time. An admission has no retry time, so it uses the time until the oldest unit leaves
+/// the window. If only reserved units stand in the way, the time is at most the retry time, since
+/// they may be given back before they leave the window.
 fn more_after(status: &LimitStatus) -> Duration {
     match status.retry_after() {
         Some(retry) if status.used > status.limit.units() => retry,
@@ -222,8 +224,8 @@ impl Decision {
     ///
     /// Choose the same sets and `-Reset` format as the layers around the handler. If `headers`
     /// already have `X-RateLimit-*`, the limit with the least left is shown. The outer layers do
-    /// the same, so the client sees the limit with the least left overall. They add their limits to
-    /// `RateLimit`.
+    /// the same, so the client sees the limit with the least left overall. The outer layers also
+    /// add their limits to `RateLimit`.
     ///
     /// ```
     /// use axum::extract::State;
@@ -290,8 +292,8 @@ fn seconds_rounded_up(duration: Duration) -> u64 {
         .saturating_add(u64::from(duration.subsec_nanos() > 0))
 }
 
-/// Does the same as `HeaderValue::from`, which allocates twice. This allocates once, or not at all
-/// for a number with a static text.
+/// Does the same as `HeaderValue::from`, which allocates twice. This function allocates once, or
+/// not at all for a number with a static text.
 #[inline]
 fn header_value(number: u64) -> HeaderValue {
     static_text(number).map_or_else(|| long_header_value(number), HeaderValue::from_static)

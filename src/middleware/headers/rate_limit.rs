@@ -61,15 +61,15 @@ fn write_quota(text: &mut String, status: &LimitStatus) -> fmt::Result {
     Ok(())
 }
 
-/// Writes the limit's name in quotes. It needs no escapes: see the rules in
+/// Writes the limit's name in quotes. The name does not need escapes: see the rules in
 /// [`limit`](crate::limit).
 fn write_name(text: &mut String, status: &LimitStatus) -> fmt::Result {
     let separator = if text.is_empty() { "" } else { ", " };
     write!(text, "{separator}\"{}\"", status.limit.name())
 }
 
-/// Joins the new items and all lines that the field already has into one list, without the lines
-/// that are not lists.
+/// Joins the new items and all lines that the field already has into one list. Lines that are not
+/// lists are dropped.
 fn prepend(headers: &mut HeaderMap, name: HeaderName, mut items: String) {
     for line in headers.get_all(&name).iter().flat_map(HeaderValue::to_str) {
         if is_list(line) {

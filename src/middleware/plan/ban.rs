@@ -1,4 +1,4 @@
-//! Bans: once a limit has refused a key, the key is refused for a time.
+//! Bans: after a limit has refused a key, a ban refuses the key for a time.
 //!
 //! 1. A ban is a lease on the only unit of its own limit, which uses the exact log. The lease is
 //!    the ban's time. The check of a request only asks whether the unit is taken.
@@ -21,11 +21,12 @@ use crate::{
 };
 
 impl KeyedLimit {
-    /// True if the limit begins its ban. `status` is its status after a request at this cost.
+    /// True if the limit begins its ban. `status` is the limit's status after a request with this
+    /// cost.
     fn bans(&self, status: &LimitStatus, cost: u64) -> bool {
         let settled = status.used.saturating_sub(status.reserved);
-        // If only requests in line are in the way, the request fits. If only reserved units are, it
-        // would fit once they are given back. Neither begins a ban.
+        // If only requests in line are in the way, the request fits. If only reserved units are in
+        // the way, the request would fit once they are given back. Neither case begins a ban.
         let has_refused =
             status.retry_after().is_some() && settled.saturating_add(cost) > status.limit.units();
         let begins =
@@ -62,8 +63,8 @@ impl Policy {
         begun
     }
 
-    /// Begins the bans of used-up limits, and adds their statuses to the decision. `is_local` is
-    /// true if this process decides in the store's place.
+    /// Begins the bans of used-up limits, and adds the bans' statuses to the decision. `is_local`
+    /// is true if this process decides in the store's place.
     pub(crate) async fn ban(
         &self,
         limiter: &Limiter,

@@ -1,8 +1,9 @@
 //! The check of a request: the charges of all limits in the layer.
 //!
-//! A check has only one charge per identity and key, but limits chosen for each request may agree
-//! in both. The layer then rejects the request, and the log shows the setup mistake. For fixed
-//! limits, building the layer already fails if two have the same name.
+//! A check has at most one charge per identity and key, but two limits that are chosen for each
+//! request may have the same identity and key. The layer then rejects the request, and the log
+//! shows the setup mistake. For fixed limits, building the layer already fails if two have the same
+//! name.
 
 use std::time::Duration;
 
@@ -18,19 +19,21 @@ use crate::{
     },
 };
 
-/// The default lease. Longer than most responses take, but not much, since a client that hangs up
-/// keeps its units from others until the lease ends.
+/// The default lease. It is longer than most responses take, but not much longer, since a client
+/// that hangs up keeps its units from others until the lease ends.
 const DEFAULT_LEASE: Duration = Duration::from_secs(60);
 
-/// A request's charge under one limit, and the charge that begins the limit's ban. The first is
-/// `None` if no limit was chosen, the second if the limit has no ban.
+/// A request's charge under one limit, and the charge that begins the limit's ban. The first charge
+/// is `None` if no limit was chosen. The second charge is `None` if the limit has no ban.
 type Draft = Result<(Option<Charge>, Option<Box<Charge>>), LeftOut>;
 
-/// A limit that cannot charge the request, if known, and the rejection that says why.
+/// The limit that cannot charge the request, if the limit is known, and the rejection that says
+/// why.
 type LeftOut = (Option<Limit>, Rejection);
 
 impl KeyedLimit {
-    /// Makes the request's charges. `cost` is the layer's. A limit with its own cost ignores it.
+    /// Makes the request's charges. `cost` is the layer's cost. A limit with its own cost ignores
+    /// it.
     fn draft(&self, parts: &Parts, cost: u64) -> Draft {
         let cost = self.cost.as_ref().map_or(cost, |own| own(parts));
         let key = self.extractor.extract(parts);
@@ -134,8 +137,9 @@ pub(crate) struct ChargedLimit {
 }
 
 impl CheckDetails {
-    /// Combines the charges for all limits into one check, in order. If a limit cannot charge the
-    /// request, a shadow limit is left out, and any other limit rejects the request.
+    /// Combines the charges for all limits into one check, in order. If a shadow limit cannot
+    /// charge the request, it is left out. If any other limit cannot charge it, the request is
+    /// rejected.
     pub(super) fn of(limits: &[KeyedLimit], parts: &Parts, cost: u64) -> Result<Self, Rejection> {
         let mut details = Self::default();
         for (limit_index, limit) in limits.iter().enumerate() {
@@ -152,8 +156,8 @@ impl CheckDetails {
     }
 
     /// Adds a limit's charge, and the charge that asks about its ban. Returns an error if the check
-    /// already has a charge with the same identity and key. If only the earlier one is in shadow
-    /// mode, the new charge replaces it, and its limit is left out.
+    /// already has a charge with the same identity and key. If only the earlier charge is in shadow
+    /// mode, the new charge replaces it, and the shadow limit is left out.
     fn add(
         &mut self,
         limit_index: usize,
@@ -211,7 +215,7 @@ impl CheckDetails {
     }
 }
 
-/// Leaves out a limit that another limit in the layer repeats.
+/// Returns the entry for a limit that is left out because the layer would charge it twice.
 fn twice(limit: &Limit) -> LeftOut {
     let error = charged_twice(limit);
     (Some(limit.clone()), Rejection::NotSetUp(error))

@@ -1,4 +1,4 @@
-//! The plan of a request: whether it is counted, and under which limits, keys and costs.
+//! Plans a request: decides whether the request is counted, and finds its limits, keys and costs.
 //!
 //! 1. A denied request gets a 403. Exempt requests that are not denied go to the service uncounted.
 //!    All others are counted.
@@ -9,8 +9,9 @@
 //!    in outer layers, but at least 5 ms. Otherwise an outer layer whose store hangs would use up
 //!    all the time, and inner layers could not ask their own stores. So a request waits at most the
 //!    longest deadline among its layers, plus 5 ms for each layer whose deadline was already used
-//!    up. The same holds, with a separate sum, for the settlements and blocks that a response waits
-//!    for. What is not done by then continues after the response.
+//!    up. The same bounds apply to the settlements and blocks that a response waits for, but these
+//!    waits are added up separately. Settlements and blocks that are not done by then continue
+//!    after the response.
 
 mod ban;
 mod check;
@@ -56,11 +57,11 @@ pub(super) struct Decided {
     /// `None` if there was nothing to decide.
     pub(super) outcome: Result<Option<Decision>, Error>,
     pub(super) details: Option<Box<CheckDetails>>,
-    /// True if a limit can refuse the request. Otherwise (only shadow limits, or no cost) it fails
-    /// open.
+    /// True if a limit can refuse the request. If it costs nothing, or if only shadow limits charge
+    /// it, no limit can refuse it, and the request fails open.
     pub(super) can_be_refused: bool,
-    /// How long the request has waited for decisions in all layers so far. Zero if this one needed
-    /// no wait.
+    /// How long the request has waited for decisions in all layers so far. Zero if this layer
+    /// decided without waiting.
     pub(super) waited: Duration,
 }
 
@@ -89,9 +90,9 @@ impl Future for Pending {
 }
 
 impl Policy {
-    /// Plans a request. `Break` if it was decided without waiting, or if there is nothing to
-    /// decide. Returns a rejection if it is denied, has no key, or costs too much, or if an option
-    /// has no effect on a chosen limit.
+    /// Plans a request. Returns `Break` if the request was decided without waiting, or if there is
+    /// nothing to decide. Returns a rejection if the request is denied, has no key, or costs too
+    /// much, or if an option has no effect on a chosen limit.
     #[inline]
     pub(super) fn plan(
         self: &Arc<Self>,
@@ -197,8 +198,8 @@ impl Policy {
         Ok(true)
     }
 
-    /// The check for a layer with only [plain](super::policy::KeyedLimit::is_plain) limits, as most
-    /// have. Its response needs no details.
+    /// Makes the check for a layer with only [plain](super::policy::KeyedLimit::is_plain) limits,
+    /// as most layers have. The response does not need details.
     #[inline]
     fn plain_check(&self, request: &Parts, cost: u64) -> Result<Option<Check>, Rejection> {
         let mut check = None;
@@ -237,9 +238,9 @@ fn at_once(
     })
 }
 
-/// In the extensions of a request without a decision: how long it has waited for decisions in all
-/// layers so far. A [`Decision`] carries this time itself. In a response's extensions: how long it
-/// has waited for settlements and blocks.
+/// In the extensions of a request without a decision, this is the time that the request has waited
+/// for decisions in all layers so far. A [`Decision`] carries this time itself. In a response's
+/// extensions, it is the time that the response has waited for settlements and blocks.
 #[derive(Clone, Copy)]
 pub(super) struct TimeWaited(pub(super) Duration);
 

@@ -1,4 +1,4 @@
-//! The costs of a limit: before a request, and after its response.
+//! The options for a limit's costs, which are known before a request or only after its response.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -11,16 +11,16 @@ impl KeyedLimit {
     /// [`cost`](crate::RateLimitLayer::cost).
     ///
     /// A request takes exactly one place from a [concurrent](crate::Limit::concurrent) limit, so
-    /// layers do not accept a cost on one: see
+    /// layers do not accept a cost on such a limit: see
     /// [`RateLimitLayer::limits`](crate::RateLimitLayer::limits).
     pub fn cost(mut self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
         self.cost = Some(Arc::new(cost));
         self
     }
 
-    /// Computes the actual cost of a request from its response. It replaces the charge: the units
-    /// taken at admission, which are reserved until the response. Default: the response does not
-    /// change the cost.
+    /// Computes the actual cost of a request from its response. The actual cost replaces the
+    /// charge, which is the number of units taken at admission and reserved until the response.
+    /// Default: the response does not change the cost.
     ///
     /// ```
     /// use tower_sliding_window::{Limit, PeerIp};
@@ -40,7 +40,7 @@ impl KeyedLimit {
     /// | the cost counts as of | the admission | the response |
     /// | without a response | the charge counts until its lease ends | nothing counts |
     /// | store calls | two | two, or one if the cost is 0 |
-    /// | use for | limits that must hold: tokens, money, password guesses | requests that are mostly free, or whose cost is unknown before: bytes sent, failed logins by many users behind one address |
+    /// | use for | limits that must hold: tokens, money, password guesses | requests that are usually free, or whose cost is not known before the response: bytes sent, failed logins by many users behind one address |
     ///
     /// * The layer settles all limits before it returns the response. Each store call takes at most
     ///   the layer's deadline. The response shows the units left after the settlements.
@@ -55,9 +55,10 @@ impl KeyedLimit {
     /// * At least one unit is reserved, even at a cost of 0. A request that passed without a
     ///   decision is not settled.
     /// * If only reserved units stand in the way of a request, the retry time is [a
-    ///   second](crate::Limiter::retry_reserved_after), since they may be given back at any time.
+    ///   second](crate::Limiter::retry_reserved_after), since these units may be given back at any
+    ///   time.
     ///
-    /// **Count by client.** A reservation takes units from all clients that share the key. With
+    /// **Count per client.** A reservation takes units from all clients that share the key. With
     /// [`Everyone`](crate::Everyone), a single client that keeps sending requests and hanging up
     /// could exhaust the limit for everybody.
     pub fn settle(mut self, cost: impl Fn(&Exchange<'_>) -> u64 + Send + Sync + 'static) -> Self {
@@ -67,7 +68,7 @@ impl KeyedLimit {
 
     /// Counts the cost of a request once its response has arrived, without reserving. A request is
     /// admitted while the limit has any unit left. The table at [`settle`](Self::settle) compares
-    /// the two. Layers do not accept a limit with both: see
+    /// the two methods. Layers do not accept a limit with both: see
     /// [`RateLimitLayer::limits`](crate::RateLimitLayer::limits).
     ///
     /// ```
@@ -83,13 +84,13 @@ impl KeyedLimit {
     ///   costing at most `c` units, exceed it by up to `n · c - 1` units. A client that sends 1,000
     ///   passwords at once gets 1,000 tries. If the limit must hold, [settle](Self::settle)
     ///   instead, or bound `n` by another limit or a concurrency limit.
-    /// * Units above the limit count too: further requests are refused until enough have left the
-    ///   window.
+    /// * Units above the limit count too: further requests are refused until enough units have left
+    ///   the window.
     /// * The [layer's cost](crate::RateLimitLayer::cost), which is known before the response, does
     ///   not apply to this limit. Layers do not accept a limit that also has its own
     ///   [`cost`](Self::cost): see [`RateLimitLayer::limits`](crate::RateLimitLayer::limits).
     /// * A request dropped before its response costs nothing. If the store cannot count a cost, a
-    ///   log line says so, and it may stay uncounted.
+    ///   log line says so, and the cost may stay uncounted.
     /// * The cost is computed from the response head. If it is known only when the body ends, count
     ///   it in the handler with [`Charge::spent`](crate::Charge::spent).
     pub fn count_afterwards(
@@ -101,15 +102,15 @@ impl KeyedLimit {
     }
 
     /// Sets the lease: the longest time that units stay reserved without being
-    /// [settled](Self::settle). Then they are given back. Default: a minute, or the window if it is
-    /// shorter.
+    /// [settled](Self::settle). After that, they are given back. Default: a minute, or the window
+    /// if it is shorter.
     ///
-    /// * If a client hangs up or a process is killed, its reserved units are missing for others
-    ///   until the lease ends. With a lease as long as the window, a dropped request pays its
-    ///   charge in full, so hanging up gains nothing.
-    /// * A response that takes longer than the lease is still settled, as of its admission. Between
-    ///   the lease's end and the settlement, other clients can spend those units. So make the lease
-    ///   longer than most responses take.
+    /// * If a client hangs up or a process is killed, its reserved units are not available to
+    ///   others until the lease ends. With a lease as long as the window, a dropped request pays
+    ///   its charge in full, so hanging up gains nothing.
+    /// * A response that takes longer than the lease is still settled, and its cost counts as of
+    ///   the admission. Between the lease's end and the settlement, other clients can spend those
+    ///   units. So make the lease longer than most responses take.
     ///
     /// Layers do not accept a lease without `settle`: see
     /// [`RateLimitLayer::limits`](crate::RateLimitLayer::limits).

@@ -134,11 +134,12 @@ impl KeyedLimit {
     ///    The closure runs for each request that has a key, and must not block. If it panics,
     ///    nothing is charged and only that request ends, as when a handler panics.
     /// 2. A limit of 0 units refuses the request. With `None`, only the layer's other limits charge
-    ///    it. If none does, it passes without a decision and without figures. A [banned](Self::ban)
-    ///    key is still refused.
+    ///    it. If no limit does, the request passes without a decision and without figures. A
+    ///    [banned](Self::ban) key is still refused.
     /// 3. Limits with the same name, window and [`Algorithm`](crate::Algorithm) share a key's
     ///    units. If a tenant moves to another plan, its used units still count, unless the new
-    ///    limit has a different window or algorithm. Then the tenant starts with no used units.
+    ///    limit has a different window or algorithm. In that case, the tenant starts with no used
+    ///    units.
     /// 4. If an option has [no effect](crate::RateLimitLayer::limits) on the chosen limit, the
     ///    request gets a 500, and the log says what to change.
     /// 5. If two limits agree in name, window, algorithm and key, the request gets a 500, and the
@@ -154,10 +155,11 @@ impl KeyedLimit {
         Self::new(Err(Arc::new(move |parts| choose(parts).into())), extractor)
     }
 
-    /// For a layer around a client: backs off when the upstream asks for it, by a 429, a 503 with
-    /// `Retry-After`, or `RateLimit` or `X-RateLimit-*` headers with nothing remaining. The limit
-    /// is then [blocked](crate::Limiter::block) for the call's key, for at most one window, in all
-    /// processes on the store. Default: the upstream is ignored.
+    /// For a layer around a client: backs off when the upstream asks for it. An upstream asks with
+    /// a 429, with a 503 that has `Retry-After`, or with `RateLimit` or `X-RateLimit-*` headers
+    /// that show nothing remaining. The limit is then [blocked](crate::Limiter::block) for the
+    /// call's key, for at most one window, in all processes on the store. Default: the upstream is
+    /// ignored.
     ///
     /// ```
     /// use tower_sliding_window::{Everyone, Limit, MemoryStore, RateLimitLayer, extract::UpstreamHost};
@@ -171,7 +173,7 @@ impl KeyedLimit {
     /// * The block covers all calls with the same key, so all of them should go to one upstream, as
     ///   with [`UpstreamHost`](crate::extract::UpstreamHost).
     /// * The client inside the layer must not follow redirects: a refusal by the second host would
-    ///   block the first. With reqwest, set `redirect(Policy::none())`, and follow a redirect by
+    ///   block the first. With reqwest, set `redirect(Policy::none())`, and follow a redirect with
     ///   another call through the layer.
     /// * "Nothing remaining" means `X-RateLimit-Remaining: 0` or `RateLimit-Remaining: 0` with a
     ///   `-Reset`, or a `RateLimit` member such as `"hourly";r=0;t=97`. Other forms of `RateLimit`
@@ -180,8 +182,8 @@ impl KeyedLimit {
     ///   add a limit with a longer window that heeds it too. A [shadow](Self::in_shadow) limit is
     ///   not blocked.
     /// * A 429, a 503 with `Retry-After`, and a 403 with nothing remaining are refusals. They
-    ///   always block the limit. Any other response blocks it only if it had units left, both at
-    ///   the admission and at the response.
+    ///   always block the limit. Any other response blocks the limit only if the limit had units
+    ///   left, both at the admission and at the response.
     /// * The response is returned once units are settled and limits are blocked. Each step takes at
     ///   most the deadline. The layer leaves the response unchanged, with the upstream's figures,
     ///   and adds none.
@@ -200,8 +202,8 @@ impl KeyedLimit {
     /// * Shadow refusals appear in the [`Decision`](crate::Decision) in the request's extensions,
     ///   in the [`ShadowRefusals`](crate::middleware::ShadowRefusals) in the response's extensions,
     ///   in a log line at most once a second, and in the [metrics](mod@crate::metrics).
-    /// * If a request has no key for a shadow limit, or costs more units than it has, the limit is
-    ///   left out of the check. The layer reports that too.
+    /// * If a request has no key for a shadow limit, or costs more units than the limit has, the
+    ///   limit is left out of the check. The layer reports that too.
     /// * Clients see the figures for the layer's other limits, or the shadow limit's if there are
     ///   no others. So put a shadow limit into the same layer as the limits that refuse.
     /// * If only shadow limits charge a request, it passes while the store cannot decide, even
@@ -238,9 +240,9 @@ impl KeyedLimit {
         self
     }
 
-    /// Bans a key that has used up the limit: all processes refuse all its requests for `time`,
-    /// which may be longer than the limit's window. Default: a key is refused until enough units
-    /// have left the window.
+    /// Bans a key that has used up the limit: all processes refuse all requests with this key for
+    /// `time`, which may be longer than the limit's window. Default: a key is refused until enough
+    /// units have left the window.
     ///
     /// `ban` is a one-unit limit that counts the bans. A ban lasts at most the window of `ban`, so
     /// make that window as long as your longest ban. You can also ban a key by hand with
@@ -280,7 +282,7 @@ impl KeyedLimit {
     /// * A ban lasts exactly `time`: requests that it refuses do not prolong it. Redis keeps the
     ///   ban's key for the window of `ban`, at most 365 days.
     /// * A request that a ban refuses gets [`Rejection::Banned`](crate::Rejection::Banned), and so
-    ///   does the one whose refusal begins it. The status is 429, which a
+    ///   does the request whose refusal begins the ban. The status is 429, which a
     ///   [responder](crate::RateLimitLayer::respond_with) can change. The figures are those of the
     ///   ban's limit, such as `login.ban`, or of the limit that began the ban if that one refuses
     ///   for longer. Clients do not see the ban's limit before a ban begins.
@@ -289,8 +291,9 @@ impl KeyedLimit {
     /// * A ban covers all parts of a [split](Split::by) limit, and requests for which no limit is
     ///   [chosen](Self::chosen).
     /// * Limits in one layer may share a ban if their extractors find the same key. If several
-    ///   begin it at once, the longest time applies. The shared ban is hidden if any limit with it
-    ///   is hidden. A shadow limit that shares the ban never begins a ban that refuses requests.
+    ///   begin it at once, the longest time applies. The shared ban is hidden if any limit that
+    ///   shares it is hidden. A shadow limit that shares the ban never begins a ban that refuses
+    ///   requests.
     /// * A [shadow](Self::in_shadow) limit's ban is in shadow mode, and a [hidden](Self::hidden)
     ///   limit's ban is hidden.
     /// * Each check also asks the store about the ban, so a [prefetch](crate::limit::prefetch) does
@@ -298,7 +301,7 @@ impl KeyedLimit {
     ///   refusal tries again. A [full](crate::MemoryStore#when-it-is-full) `MemoryStore` does not
     ///   accept bans.
     /// * While Redis is down, the processes that [know](crate::Limiter::refusal_cache) a ban
-    ///   enforce it to its end, in every failure mode. A process knows a ban if it has begun the
+    ///   enforce it until it ends, in every failure mode. A process knows a ban if it has begun the
     ///   ban, or has refused a request under it. In all other processes the failure mode decides,
     ///   and a process that decides locally begins its own bans. A Redis that restarts empty has
     ///   forgotten the bans.
@@ -306,7 +309,7 @@ impl KeyedLimit {
     ///
     /// # Panics
     ///
-    /// If `ban` does not have exactly one unit, or uses another algorithm than the [exact
+    /// If `ban` does not have exactly one unit, or uses an algorithm other than the [exact
     /// log](crate::Algorithm::SLIDING_LOG), or if `time` is longer than the window of `ban`.
     #[track_caller]
     pub fn ban(mut self, ban: Limit, time: Duration) -> Self {

@@ -30,14 +30,16 @@ pub(super) struct Policy {
     pub(super) exempt: Vec<Arc<List>>,
     pub(super) cost: Option<Arc<ByRequest<u64>>>,
     pub(super) headers: HeaderSets,
-    /// How long a request waits for capacity. With `None`, it is refused at once if there is none.
+    /// How long a request waits for capacity. With `None`, a request is refused at once if there is
+    /// no capacity.
     pub(super) max_wait: Option<Duration>,
     /// True if a request's places are freed when its response begins.
     pub(super) frees_with_head: bool,
     pub(super) events: Arc<Events>,
 }
 
-/// True if a request is denied or exempt. Returns an error if its key cannot be read.
+/// A list of denied or exempt requests. Returns true if a request is on the list, or an error if
+/// the request's key cannot be read.
 type List = ByRequest<Result<bool, KeyError>>;
 
 impl Policy {
@@ -89,7 +91,7 @@ impl Policy {
     }
 }
 
-/// A list made from an option's closure. A request without a key is not on it.
+/// Makes a list from an option's closure. A request without a key is not on the list.
 pub(super) fn list<T: IsMatch>(
     requests: impl Fn(&Parts) -> T + Send + Sync + 'static,
 ) -> Arc<List> {

@@ -1,4 +1,4 @@
-//! The response that a rejected request gets instead of the service's.
+//! The response that a rejected request gets instead of the service's response.
 //!
 //! | rejection | status | headers |
 //! |---|---|---|
@@ -6,7 +6,7 @@
 //! | cost above the limit, or a limit of 0 units | 429 | neither `Retry-After` nor figures, since waiting does not help |
 //! | no key | 400; 401 with `WWW-Authenticate` for API keys; 500 if the server does not know the peer address | |
 //! | [banned](super::KeyedLimit::ban) | 429 | as over a limit |
-//! | a setup mistake that only a request shows, such as a body that [cannot hold](crate::guide::at_most_n_at_once#bodies) a concurrent limit's place | 500 | |
+//! | a setup mistake that only a request reveals, such as a body that [cannot hold](crate::guide::at_most_n_at_once#bodies) a concurrent limit's place | 500 | |
 //! | [denied](super::RateLimitLayer::deny) | 403 | |
 //! | no decision while failing closed, or a cost above the [share](crate::limiter::Share) while failing local | 503 | `Retry-After` of 1 to 5 s, at random so that clients do not all return at once |
 //!
@@ -25,7 +25,7 @@
 //! the status and all headers but `Content-Type`. A type that implements [`RejectionResponse`] also
 //! gets the request, as in [a page for browsers](crate::guide::recipes#a-page-for-browsers).
 //! [`Rejection::detail`] is a sentence for clients. The rejection itself includes hidden limits;
-//! [`Decision::visible`](crate::Decision::visible) is the one that clients may see.
+//! [`Decision::visible`](crate::Decision::visible) returns the limit that clients may see.
 //!
 //! [`JsonResponse`] needs a body that can be made from a `String`. For other bodies, convert the
 //! text in a closure: see [`Rejection::problem`].
@@ -49,11 +49,11 @@
 //! # In a handler
 //!
 //! With axum, a [`Rejection`] implements `IntoResponse`, so a handler that calls a
-//! [`Limiter`](crate::Limiter) can return it, and then responds as a layer that fails closed. To go
-//! on without a decision, handle the limiter's error instead of passing it on with `?`.
-//! [`write_headers`](crate::Decision::write_headers) writes an admission's figures. A layer around
-//! the handler keeps the `X-RateLimit-*` from its rejection, with the reset in seconds from now.
-//! With tonic, a [`Rejection`] becomes a `Status`: see
+//! [`Limiter`](crate::Limiter) can return it. The handler then responds like a layer that fails
+//! closed. To go on without a decision, handle the limiter's error instead of passing it on with
+//! `?`. [`write_headers`](crate::Decision::write_headers) writes an admission's figures. A layer
+//! around the handler keeps the `X-RateLimit-*` from its rejection, with the reset in seconds from
+//! now. With tonic, a [`Rejection`] becomes a `Status`: see
 //! [`guide::grpc`](crate::guide::grpc#in-a-method).
 //!
 //! ```
@@ -118,14 +118,14 @@ pub enum Rejection {
     NoKey(KeyError),
     /// The request was [denied](crate::RateLimitLayer::deny) by key, address or closure.
     Denied,
-    /// The store could not decide, and the layer fails closed; or it fails local, and the request
-    /// costs more than the [share](crate::limiter::Share).
+    /// The store could not decide, and the layer fails closed. Or the layer fails local, and the
+    /// request costs more than the [share](crate::limiter::Share).
     Unavailable(Error),
-    /// The server is set up wrongly, which only a request shows. For example, an option has no
-    /// effect on the [chosen](crate::KeyedLimit::chosen) limit, two limits have the same identity
-    /// and key, the response body cannot [hold the place](crate::guide::at_most_n_at_once#bodies)
-    /// of a [concurrent](Limit::concurrent) limit, or a handler resets, reserves or blocks a
-    /// concurrent limit. The log says what to change.
+    /// The server is set up wrongly, and only a request reveals the mistake. For example, an option
+    /// has no effect on the [chosen](crate::KeyedLimit::chosen) limit, two limits have the same
+    /// identity and key, the response body cannot [hold the
+    /// place](crate::guide::at_most_n_at_once#bodies) of a [concurrent](Limit::concurrent) limit,
+    /// or a handler resets, reserves or blocks a concurrent limit. The log says what to change.
     NotSetUp(ConfigError),
 }
 
@@ -144,7 +144,7 @@ impl Rejection {
         }
     }
 
-    /// The decision, if a limit or a ban refused.
+    /// The decision, if a limit or a ban refused the request.
     pub(crate) fn decision(&self) -> Option<&Decision> {
         if let Self::Limited(decision) | Self::Banned(decision) = self {
             Some(decision)

@@ -58,10 +58,10 @@ where
 ///
 /// * The type is `quota-exceeded` for a 429 by a limit, and `temporary-reduced-capacity` for a 503,
 ///   both from the `RateLimit` [draft](crate::HeaderSets::RATE_LIMIT). IANA registers them only
-///   when that becomes an RFC. All other responses have no type, which means `about:blank`.
+///   when the draft becomes an RFC. All other responses have no type, which means `about:blank`.
 /// * `violated-policies` names the limits that have refused, except [hidden](crate::Charge::hidden)
 ///   ones.
-/// * It works with every body that can be made from a `String`, such as axum's and
+/// * `JsonResponse` works with every body that can be made from a `String`, such as axum's and
 ///   `http_body_util::Full<Bytes>`. For other bodies, use [`Rejection::problem`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct JsonResponse;
@@ -155,7 +155,7 @@ impl Rejection {
                     ),
                 };
             }
-            // A server's mistake is for its log only.
+            // A setup mistake on the server is reported only in the server's log.
             Self::NoKey(error) if error.status().is_server_error() => {
                 text.push_str("The server has made a mistake.");
             }
@@ -168,8 +168,8 @@ impl Rejection {
         }
     }
 
-    /// The [`JsonResponse`], but with a `String` body, for services whose own body type cannot be
-    /// made from one. [`respond_with`](crate::RateLimitLayer::respond_with) has an example.
+    /// The [`JsonResponse`], but with a `String` body, for services whose body type cannot be made
+    /// from a `String`. [`respond_with`](crate::RateLimitLayer::respond_with) has an example.
     #[must_use]
     pub fn problem(&self, mut head: Response<()>) -> Response<String> {
         head.headers_mut().insert(

@@ -18,7 +18,7 @@ use pin_project_lite::pin_project;
 use crate::{decision::Decision, error::ConfigError, middleware::rejection::Rejection};
 
 pin_project! {
-    /// A body, and the decision that holds places until it ends. A `body` of `None` is empty.
+    /// A body, and the decision that holds places until the body ends. A `body` of `None` is empty.
     struct Holding<B> {
         #[pin]
         body: Option<B>,
@@ -65,8 +65,9 @@ impl<B> Holding<B> {
     }
 }
 
-/// Removes the content from the response to a `HEAD` request. The headers stay those for a `GET`.
-/// Otherwise hyper would send the content over HTTP/2. An unknown body type keeps its content.
+/// Removes the content from the response to a `HEAD` request. The headers stay as they would be for
+/// a `GET`. If the content stayed too, hyper would send it over HTTP/2. An unknown body type keeps
+/// its content.
 pub(super) fn without_content<B: Body + 'static>(mut response: Response<B>) -> Response<B> {
     if let Some(length @ 1..) = response.body().size_hint().exact()
         && !response.headers().contains_key(CONTENT_LENGTH)
@@ -86,7 +87,8 @@ pub(super) fn changed<B: Body + 'static>(body: B, decision: Option<&Decision>) -
     body.unwrap_or_else(|| unreachable!("only replaced"))
 }
 
-/// True if the body type is known: it can hold places, or is fully buffered and need not.
+/// True if the body type is known: it can hold places, or it is fully buffered and does not need
+/// to.
 pub(super) fn is_known<B: Body + 'static>() -> bool {
     change::<B>(&mut None, None)
 }

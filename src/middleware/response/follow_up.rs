@@ -37,7 +37,7 @@ pub(crate) type Settling = Deadline<Detachable<Option<Decision>>>;
 /// delay is at most a tenth of the window, so it costs at most a tenth of the throughput.
 const MAX_DELAY_DIVISOR: u32 = 10;
 
-/// The precision of stores.
+/// The precision of times in stores.
 const MICRO: Duration = Duration::from_micros(1);
 
 impl Policy {
@@ -56,8 +56,8 @@ impl Policy {
         } else {
             None
         };
-        // The costs to settle, by charge. They count from the admission, or later by the delay
-        // under limits that heed the upstream.
+        // The costs to settle, one per charge. They count from the admission. Under limits that
+        // heed the upstream, they count from the admission plus the delay.
         let mut at_admission = vec![None; check.charges().count()];
         let mut at_response = at_admission.clone();
         let mut delay: Option<Duration> = None;
@@ -79,12 +79,12 @@ impl Policy {
                     _ => charge.cost(),
                 };
                 if charge.takes_nothing() && cost > 0 {
-                    // The status has the limit that was charged: a share of the layer's limit, if
-                    // this process has decided.
+                    // The status has the limit that was charged. If this process has decided, that
+                    // is a share of the layer's limit.
                     spent.push((index, charge.as_spent(status.limit.clone(), cost)));
                 }
-                // Settled even if the cost does not change: until then the units may be given back,
-                // so other requests' refusals have a short retry time.
+                // The charge is settled even if its cost does not change. Until then, its units may
+                // be given back, so other requests' refusals have a short retry time.
                 if let Some(lease) = charge.lease() {
                     gives_back = cost < charge.cost();
                     if limit.heeds_upstream {
@@ -100,7 +100,7 @@ impl Policy {
                 }
             }
             // A refusal by the upstream blocks the charged key. Any other response blocks it only
-            // if units were left at the admission, or if the settlement gives some back.
+            // if units were left at the admission, or if the settlement gives some units back.
             if let Some(block) = block
                 && limit.heeds_upstream
                 && !charge.is_shadow()
@@ -143,8 +143,8 @@ impl Policy {
     }
 }
 
-/// Makes all settlements, and counts the `spent` units. If a settlement fails, the rest still goes
-/// on.
+/// Makes all settlements, and counts the `spent` units. If a settlement fails, the others are still
+/// made.
 async fn settle(
     limiter: &Limiter,
     admitted: Decision,
@@ -168,8 +168,8 @@ async fn settle(
     settled.map(|decision| decision.with_statuses_of(&counted, &indexes))
 }
 
-/// Blocks all limits concurrently. If they were blocked in turn, one that cannot be blocked would
-/// use up the deadline of the rest.
+/// Blocks all limits concurrently. If they were blocked in turn, a limit that cannot be blocked
+/// would use up the deadline for the others.
 async fn block_all(limiter: &Limiter, events: &Events, blocked: Vec<(Limit, Key, BlockRequest)>) {
     if blocked.is_empty() {
         return;

@@ -1,5 +1,5 @@
-//! The end of a request, after its decision. A rejected request gets its response here. For any
-//! other request, the layer adds headers and extensions to the service's response.
+//! Completes a request after its decision. A rejected request gets its response here. For any other
+//! request, the layer adds headers and extensions to the service's response.
 
 mod body;
 mod follow_up;
@@ -23,7 +23,7 @@ use super::{
 use super::{events::Events, headers::HeaderSets};
 use crate::{decision::Decision, error::Error, limit::Limit, limiter::FailureMode};
 
-/// The decision and settings that complete the response to a request that passed.
+/// The decision and settings that are needed to complete the response to a request that passed.
 pub(super) struct Completion {
     policy: Arc<Policy>,
     /// `None` if the request passed without a decision.
@@ -36,8 +36,8 @@ pub(super) struct Completion {
 
 impl Policy {
     /// Lets the request pass with the decision in its extensions, or makes the response to a
-    /// rejected one. Reports requests that the store has not decided, shadow refusals, and setup
-    /// mistakes.
+    /// rejected request. Reports requests that the store has not decided, shadow refusals, and
+    /// setup mistakes.
     #[inline]
     pub(super) fn conclude<B: Body + 'static>(
         self: &Arc<Self>,
@@ -209,7 +209,8 @@ impl Completion {
     }
 
     /// Writes the response's headers and extensions, and ties the request's places to its body.
-    /// `settled` is the decision after the settlements, if there were any in time.
+    /// `settled` is the decision after the settlements, if there were any and they finished in
+    /// time.
     pub(super) fn write<B: Body + 'static>(
         self,
         settled: Option<&Decision>,
@@ -269,9 +270,9 @@ impl axum::response::IntoResponse for Rejection {
     }
 }
 
-/// Makes the status for a gRPC method that returns a rejection: that of a layer that fails closed,
-/// with [`GrpcResponse`](crate::middleware::GrpcResponse), but without `x-ratelimit-*`. Log lines
-/// and metrics are the same too.
+/// Makes the status for a gRPC method that returns a rejection. A layer that fails closed responds
+/// with the same status through [`GrpcResponse`](crate::middleware::GrpcResponse), but also sends
+/// `x-ratelimit-*`. Log lines and metrics are the same too.
 #[cfg(feature = "grpc")]
 impl From<Rejection> for tonic::Status {
     fn from(rejection: Rejection) -> Self {

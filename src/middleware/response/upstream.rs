@@ -1,13 +1,13 @@
 //! Reads from an upstream's response whether it asks the client to back off, and for how long.
 //!
 //! 1. `Retry-After` (RFC 9110, section 10.2.3) in a 429 or 503, in seconds or as a date, takes
-//!    precedence over everything else. In other responses it has another meaning.
+//!    precedence over everything else. In other responses, this header has a different meaning.
 //! 2. In any response, an upstream limit with nothing left asks the client to stay away until its
-//!    reset. It may be a `RateLimit` member (a list since draft-ietf-httpapi-ratelimit-headers-08),
-//!    or `X-RateLimit-Remaining` and `-Reset`, with or without the `X-`. If several limits have
-//!    nothing left, the longest time counts.
+//!    reset. The limit may be reported in a `RateLimit` member (a list since
+//!    draft-ietf-httpapi-ratelimit-headers-08), or in `X-RateLimit-Remaining` and `-Reset`, with or
+//!    without the `X-`. If several limits have nothing left, the longest time counts.
 //! 3. A `-Reset` is in seconds up to a billion, since no upstream asks to stay away for thirty
-//!    years. Above that it is a Unix time in seconds, and above a trillion a Unix time in
+//!    years. Above a billion, it is a Unix time in seconds. Above a trillion, it is a Unix time in
 //!    milliseconds.
 //! 4. Malformed values and past times are ignored. If no other value is left, a 429 asks for one
 //!    second.
@@ -23,7 +23,7 @@ use http::{HeaderMap, HeaderName, StatusCode, header::RETRY_AFTER};
 use super::super::headers::split;
 use crate::limit::text::whole_number;
 
-/// The time for a 429 without a valid time.
+/// The time to stay away after a 429 that has no valid time.
 const DEFAULT: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 /// The largest wait in seconds. Larger numbers are Unix times, after September 2001.

@@ -1,7 +1,8 @@
 //! The store's capacity in admissions, and each limit's share.
 //!
-//! A limit gets more capacity only while it has less than is free. So one greedy limit leaves half
-//! to the others, and two leave a third. A later limit gets half of what is then free.
+//! A limit gets more capacity only while it uses less than is free. So one greedy limit leaves half
+//! the capacity to the others, and two leave a third. A later limit gets half the capacity that is
+//! free when it begins.
 //!
 //! Places under concurrent limits do not take capacity. A place takes less memory than the request
 //! that holds it, and it needs its own entry, so that it can be found and freed.
@@ -26,17 +27,18 @@ use crate::{
 /// The default capacity.
 pub(super) const DEFAULT_CAPACITY: usize = 1_000_000;
 
-/// The largest capacity, so that a record can count its admissions in 32 bits. It would take 64
-/// GiB.
+/// The largest capacity: a record counts its admissions in 32 bits. This many admissions would take
+/// 64 GiB.
 const MOST_ADMISSIONS: usize = u32::MAX as usize;
 
-/// The cells that all limits share, for each admission in the capacity. Two cells take 24 bytes.
+/// The number of cells per admission in the capacity, which all limits share. Two cells take 24
+/// bytes.
 const CELLS: usize = 2;
 
 pub(super) struct Capacity {
     pub(super) admissions: usize,
-    /// The store's clock. Cells have their own locks, and count by the time at which theirs is
-    /// taken.
+    /// The store's clock. Each limit's cells have their own lock. The clock is read after that lock
+    /// has been taken.
     pub(super) clock: Clock,
     taken: CacheLines<AtomicUsize>,
     /// The cells left for further limits. A limit that needs cells gets half of them.
@@ -109,7 +111,7 @@ impl Capacity {
         }
     }
 
-    /// True if a limit gets room for this many further admissions.
+    /// True if there is room for this many further admissions under a limit.
     #[inline]
     pub(super) fn has_room(&self, usage: &LimitUsage, further: usize) -> bool {
         let own = usage.admissions.0.load(Ordering::Relaxed);
@@ -119,19 +121,21 @@ impl Capacity {
 
     /// Changes the capacity taken for a limit from `before` admissions to `admissions`.
     ///
-    /// If they are equal, nothing is written, so that threads do not contend for a cache line.
+    /// If the two numbers are equal, nothing is written, so that threads do not contend for a cache
+    /// line.
     #[inline]
     pub(super) fn change(&self, usage: &LimitUsage, before: u32, admissions: u32) {
         if before == admissions || usage.is_of_places() {
             return;
         }
-        // A negative change has wrapped. Adding it wraps the counter too, and so lowers it.
+        // A negative change has wrapped around. Adding it makes the counter wrap around as well,
+        // which lowers it.
         let change = (admissions as usize).wrapping_sub(before as usize);
         usage.admissions.0.fetch_add(change, Ordering::Relaxed);
         self.taken.0.fetch_add(change, Ordering::Relaxed);
     }
 
-    /// Counts a key's units in its limit's cells, for lack of room for a record.
+    /// Counts a key's units in its limit's cells, because there is no room for a record.
     #[cold]
     pub(super) fn count_in_cells(&self, usage: &LimitUsage, digest: u64, units: u64) {
         let mut cells = lock(&usage.cells);
@@ -147,7 +151,8 @@ impl Capacity {
         cells.add(digest, now, units);
     }
 
-    /// The log for a key's new record: empty, or with the units that cells have counted.
+    /// Returns the log for a key's new record. It is empty, or has the units that cells have
+    /// counted.
     pub(super) fn log_of(&self, usage: &LimitUsage, limit: &Limit, digest: u64) -> Log {
         let mut cells = lock(&usage.cells);
         let Some(cells) = &mut *cells else {
@@ -163,7 +168,7 @@ impl LimitUsage {
         self.identity.algorithm.kind == Kind::Concurrent
     }
 
-    /// True if cells have lately counted keys under this limit.
+    /// True if cells have recently counted keys under this limit.
     pub(super) fn has_cells(&self) -> bool {
         lock(&self.cells).is_some()
     }

@@ -3,14 +3,15 @@
 //!
 //! 1. The key digest picks [`CELLS_OF_KEY`] cells. Each counts at least the key's units, so their
 //!    minimum is an upper bound: it may be too high, but never too low.
-//! 2. Cells do not store the time at which a unit came, only its half window by the clock, which is
-//!    the sub-window. So a unit counts for at least one window, and for less than one and a half.
-//! 3. An admission raises the key's cells to the key's new upper bound. Cells that are already as
-//!    high stay as they are. Only the newest sub-window is compared, because older units leave
+//! 2. Cells do not store the exact time of a unit, but only the half window of the clock in which
+//!    it was counted. Such a half window is called a sub-window. So a unit counts for at least one
+//!    window, and for less than one and a half.
+//! 3. An admission raises the key's cells to the key's new upper bound. Cells that have already
+//!    reached it do not change. Only the newest sub-window is compared, because older units leave
 //!    earlier.
-//! 4. Each sub-window has its own list, which is dropped when its units have left. So a check does
-//!    not take longer with more cells. The exception is the first check after the clock has stepped
-//!    back by more than two sub-windows: it adds up the lists.
+//! 4. Each sub-window has its own list, which is dropped when its units have left. So the time for
+//!    a check does not depend on the number of cells. The exception is the first check after the
+//!    clock has stepped back by more than two sub-windows, because it adds up the lists.
 
 use std::{array, collections::BTreeMap, mem};
 
@@ -22,13 +23,13 @@ pub(super) struct Cells {
     pub(super) len: usize,
     /// The sub-window in microseconds: half the window, rounded up.
     sub_window: u64,
-    /// Each cell's units, by sub-window number since the Unix epoch. There are at most three
-    /// sub-windows.
+    /// Each cell's units in each sub-window. Sub-windows are numbered from the Unix epoch. There
+    /// are at most three sub-windows.
     sub_windows: BTreeMap<u64, Box<[u32]>>,
 }
 
 impl Cells {
-    /// Makes `further` + 1 cells, so that there is at least one.
+    /// Makes one cell and `further` additional ones, so that there is at least one.
     pub(super) fn new(window: u64, further: usize) -> Self {
         Self {
             len: further + 1,
@@ -38,7 +39,7 @@ impl Cells {
     }
 
     /// Returns two numbers for each sub-window, oldest first: the latest time at which its units
-    /// may have come, and the most units that the key may have in it.
+    /// may have been counted, and the most units that the key may have in it.
     pub(super) fn of_key(&mut self, digest: u64, now: u64) -> impl Iterator<Item = (u64, u64)> {
         self.trim(now);
         let cells = self.cells(digest);
@@ -51,8 +52,8 @@ impl Cells {
     pub(super) fn add(&mut self, digest: u64, now: u64, units: u64) {
         self.trim(now);
         let cells = self.cells(digest);
-        // After a small step back, the newest sub-window is ahead of `now`, and the units count
-        // longer.
+        // After the clock has stepped back a little, the newest sub-window is ahead of `now`, and
+        // the units count longer.
         let newest = self.newest().max(now / self.sub_window);
         let counts = self
             .sub_windows
@@ -64,14 +65,14 @@ impl Cells {
         }
     }
 
-    /// True if all units have left.
+    /// True if all units have left the window.
     pub(super) fn are_over(&mut self, now: u64) -> bool {
         self.trim(now);
         self.sub_windows.is_empty()
     }
 
-    /// Drops sub-windows whose units have left. If the newest one is more than two ahead, the clock
-    /// has stepped back, and all units count as if they came now.
+    /// Drops sub-windows whose units have left. If the newest one is more than two sub-windows
+    /// ahead, the clock has stepped back, and all units count as if they were counted now.
     fn trim(&mut self, now: u64) {
         let present = now / self.sub_window;
         self.sub_windows.retain(|number, _| number + 2 >= present);
@@ -118,8 +119,8 @@ fn added(mut counts: Box<[u32]>, others: Box<[u32]>) -> Box<[u32]> {
 mod tests {
     use super::*;
 
-    /// The clock steps back. Then another key asks, which may share cells with the first key. Then
-    /// the next sub-window begins, and the first key still has its units.
+    /// The clock steps back, and another key is looked up, which may share cells with the first
+    /// key. When the next sub-window begins, the first key still has its units.
     #[test]
     fn a_step_back_loses_no_units() {
         for other in 0..1_000 {

@@ -1,31 +1,31 @@
 //! The in-process store.
 //!
-//! 1. The store needs no runtime and no task. It decides at once, and never fails. Its clock
-//!    follows steps of the system clock. Its retry times are exact while there is room.
-//! 2. A decision reads the clock under its last lock. So threads that wait for a lock decide in
-//!    time order, and admit no more than one thread would.
+//! 1. The store needs no runtime and no task. It decides at once, and never fails. If the system
+//!    clock steps, the store's clock follows. Retry times are exact while there is room.
+//! 2. A decision reads the clock only after it has taken its last lock. So threads that wait for a
+//!    lock decide in time order, and together admit no more than one thread would.
 //! 3. It remembers at most [`capacity`](MemoryStore::capacity) admissions one by one. It never
 //!    evicts an admission that is still in its window, since a client could then spend the same
 //!    unit twice.
-//! 4. A limit takes more capacity only while it has less than is still free. So one limit stops at
-//!    half, and two limits that grow together stop at a third each. Other limits find room and stay
-//!    exact.
+//! 4. A limit takes more capacity only while it uses less than is still free. So one limit stops at
+//!    half the capacity, and two limits that grow together stop at a third each. Other limits find
+//!    room and stay exact.
 //! 5. A limit without room still decides every check, and never admits more units than its
-//!    algorithm allows. If a key has admissions already, further ones are added up by half windows,
-//!    so each counts too long by less than half a window. Keys without admissions share a count-min
+//!    algorithm allows. If a key already has admissions, further ones are added up per half window,
+//!    so each counts for up to half a window too long. Keys without admissions share a count-min
 //!    sketch of fixed size, whose counts may be too high, but never too low.
 //! 6. An honest new key may be refused too early under a limit without room, if other keys have
 //!    raised the counts in its cells.
 //!    [`large_limits`](crate::guide::large_limits#a-full-memorystore) has the figures, and the
 //!    tests in `stores/full_memory.rs` measure them.
 //! 7. So a client with endless keys, such as the addresses in an IPv6 network, cannot make a limit
-//!    admit too much. It can make the limit refuse other clients. To prevent that, add a second
+//!    admit too much. But it can make the limit refuse other clients. To prevent that, add a second
 //!    limit that counts clients under a wider prefix.
-//! 8. Without room, a reservation counts for the whole window, and its settlement does not find it:
-//!    it only adds the units spent above the estimate. A repeated check with the same id may count
-//!    again. A [reset](crate::Limiter::reset) does not change cells. Units leave the cells within
-//!    one and a half windows.
-//! 9. While checks arrive, they sweep expired admissions in passing: one shard at a time, and all
+//! 8. Without room, a reservation counts for the whole window. Its settlement cannot find it, and
+//!    only adds the units spent above the estimate. A repeated check with the same id may count
+//!    again. A [reset](crate::Limiter::reset) does not change the sketch's cells. Units leave the
+//!    cells within one and a half windows.
+//! 9. While checks arrive, they also sweep out expired admissions: one shard at a time, and all
 //!    shards within a second. The first check after a pause catches up on the sweeps that are due,
 //!    for at most about a millisecond.
 
@@ -52,7 +52,7 @@ use crate::{
 
 /// An in-process store. See the [crate docs](crate#stores).
 ///
-/// Clones share what they remember.
+/// Clones share their state.
 ///
 /// # When it is full
 ///
@@ -71,16 +71,16 @@ use crate::{
 ///
 /// # Its clock
 ///
-/// A store's clock begins with the system time, and then follows a monotonic clock. At most once a
+/// A store's clock starts at the system time, and advances with a monotonic clock. At most once a
 /// second, a check compares it with the system clock. If they differ by more than a second, because
-/// the system clock was set or the machine was suspended, the store's clock follows. After a step
-/// back, no limit admits too much, and each key is right again within one window. After a step
-/// forward, windows end too early by the length of the step. Steps in a Redis server's clock have
-/// the same effects.
+/// the system clock was set or the machine was suspended, the store's clock is set to the system
+/// time. After a step back, no limit admits too much, and each key's counts are correct again
+/// within one window. After a step forward, windows end too early by the length of the step. If a
+/// Redis server's clock steps, the effects are the same.
 ///
 /// # In tests
 ///
-/// Without a [clock](MemoryStore::clock) of its own, a store uses tokio's time. So a test that
+/// Unless a test sets a [clock](MemoryStore::clock), the store uses tokio's time. So a test that
 /// [pauses](https://docs.rs/tokio/latest/tokio/time/fn.pause.html) it controls the windows:
 ///
 /// ```
@@ -117,18 +117,18 @@ impl MemoryStore {
         Self(Arc::new(Table::new(Capacity::new(clock, capacity))))
     }
 
-    /// An empty store with the same clock and this capacity: the most admissions that it remembers,
-    /// up to 2^32 − 1. Default: 1,000,000.
+    /// Returns an empty store with the same clock and this capacity. The capacity is the most
+    /// admissions that the store remembers, up to 2^32 − 1. Default: 1,000,000.
     ///
-    /// A key takes 75 to 150 bytes, whatever its length, including its first admission. Each
-    /// further admission takes 16 to 32 bytes, or 24 to 48 if any admission under the key costs
-    /// several units, or is reserved or settled.
+    /// A key and its first admission take 75 to 150 bytes, whatever the key's length. Each further
+    /// admission takes 16 to 32 bytes, or 24 to 48 if any admission under the key costs several
+    /// units, or is reserved or settled.
     ///
     /// A single limit gets half the capacity, rounded up, and each further limit gets half the
-    /// rest. So a new limit always finds capacity. A limit that has used up its share still
-    /// decides: its new keys [share counts](Self#when-it-is-full), and some or all of them are
-    /// refused too early. All shared counts together take at most 24 more bytes for each admission
-    /// in the capacity.
+    /// rest. So a new limit always finds capacity. A limit that has used up its share still decides
+    /// every check: its new keys [share counts](Self#when-it-is-full), and some or all of them are
+    /// refused too early. All shared counts together take at most 24 bytes more per admission in
+    /// the capacity.
     ///
     /// Set at least twice the number of admissions that you expect under all limits together.
     /// Double it again for each limit that clients can fill.
@@ -137,15 +137,15 @@ impl MemoryStore {
     /// millisecond with half a million admissions: a check with an [id](crate::Check::id) from the
     /// caller, refusing a large cost among admissions with different costs, a reservation whose
     /// lease ends in the middle of the window, settling an old admission, the first refusal after
-    /// the clock steps back, and an admission that makes a long list move as it grows, such as one
-    /// with 100,000 entries. After a pause, a check also sweeps other keys' expired admissions, for
-    /// up to a millisecond.
+    /// the clock steps back, and an admission that makes a long list, such as one with 100,000
+    /// entries, grow and move in memory. After a pause, a check also sweeps other keys' expired
+    /// admissions, for up to a millisecond.
     pub fn capacity(&self, admissions: usize) -> Self {
         Self::with(self.0.capacity.clock.clone(), admissions)
     }
 
-    /// An empty store with the same capacity, and this clock instead of [tokio's](#in-tests): for
-    /// tests.
+    /// Returns an empty store with the same capacity, for tests. It uses this clock instead of
+    /// [tokio's](#in-tests).
     pub fn clock(&self, clock: &ManualClock) -> Self {
         Self::with(Clock::Manual(clock.clone()), self.0.capacity.admissions)
     }

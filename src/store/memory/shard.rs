@@ -11,7 +11,8 @@ use crate::{
     window::{CheckContext, Figures, Log},
 };
 
-/// The records with units. One that has none is removed before the shard's lock is released.
+/// The records that have units. A record without any is removed before the shard's lock is
+/// released.
 #[derive(Default)]
 pub(super) struct Shard(HashTable<Record>);
 
@@ -20,10 +21,10 @@ pub(super) struct Shard(HashTable<Record>);
 struct Record {
     /// Identifies the limit and key. Digests never collide, since clients cannot compute them.
     digest: u128,
-    /// The capacity that all the limit's keys use.
+    /// The capacity and cells that the limit uses for all its keys.
     usage: Arc<LimitUsage>,
-    /// The entries, and how many of them have capacity: 0 in a new record, whose log begins with
-    /// the units that [cells](super::cells) have counted for the key.
+    /// The entries, and how many of them take capacity. In a new record, none do, and the log
+    /// begins with the units that [cells](super::cells) have counted for the key.
     log: Log,
 }
 
@@ -33,10 +34,10 @@ pub(super) struct OpenRecord<'a> {
     capacity: &'a Capacity,
 }
 
-/// What a charge finds under its limit and key before the check is counted or refused.
+/// The state under a charge's limit and key, before the check is counted or refused.
 pub(super) struct Look<'a> {
     pub(super) charge: &'a Charge,
-    /// When this check was counted before, or `None` if it was not.
+    /// The time at which this check was counted before. `None` if it was not.
     counted_at: Option<u64>,
     /// True if the charge does not fit.
     refuses: bool,
@@ -97,8 +98,8 @@ impl Shard {
 }
 
 impl OpenRecord<'_> {
-    /// Drops entries that have left the window, and checks whether the charge fits beside the
-    /// others.
+    /// Drops entries that have left the window, and checks whether the charge still fits under the
+    /// limit.
     #[inline]
     pub(super) fn look<'a>(&mut self, charge: &'a Charge, context: CheckContext) -> Look<'a> {
         let log = &mut self.record.get_mut().log;
@@ -150,8 +151,8 @@ impl OpenRecord<'_> {
         let has_room = self.has_room(usize::from(grows));
         let is_new = self.is_new();
         let log = &mut self.record.get_mut().log;
-        // A ban without room does not begin. Otherwise cells would count it, and ban all keys that
-        // share them, for as long as the longest ban among them.
+        // A ban without room does not begin. Otherwise, cells would count it, and all keys that
+        // share them would be banned for as long as the longest ban among them.
         let begins = has_room || !charge.is_ban;
         if begins {
             log.admit(charge, context, has_room || is_new);
@@ -181,8 +182,8 @@ impl OpenRecord<'_> {
         let above = cost.saturating_sub(charge.cost());
         let until = settlement.at_micros().saturating_add(limit.window_micros());
         if !is_known && above > 0 && until > now && usage.has_cells() {
-            // Cells may have counted the admission at its estimate. So the units above it are
-            // added.
+            // Cells may have counted the admission at its estimated cost. So only the units above
+            // the estimate are added.
             let context = CheckContext {
                 now,
                 id: AdmissionId::fresh(),
@@ -197,8 +198,9 @@ impl OpenRecord<'_> {
         (figures, is_known)
     }
 
-    /// The time by which the record is decided, if its shard was locked at `now`. A new record may
-    /// have units from cells, which were read after a wait for another lock.
+    /// The time to use for a decision on this record, if its shard was locked at `now`. A new
+    /// record needs a later time: it may have units from cells, which were read after a wait for
+    /// another lock.
     #[inline]
     pub(super) fn opened_at(&self, now: u64) -> u64 {
         if self.is_new() {
@@ -212,8 +214,9 @@ impl OpenRecord<'_> {
         self.record.get().log.taken == 0
     }
 
-    /// True if there is room for this many further entries. Other threads often write the store's
-    /// count, so it is read only if the record's own capacity does not suffice.
+    /// True if there is room for this many further entries. Other threads often write the counter
+    /// that the whole store shares, so it is read only if the record has not already taken enough
+    /// capacity.
     #[inline]
     fn has_room(&self, further: usize) -> bool {
         let Record { usage, log, .. } = self.record.get();
@@ -221,8 +224,9 @@ impl OpenRecord<'_> {
         needed <= taken || self.capacity.has_room(usage, needed - taken)
     }
 
-    /// Takes capacity for the record's entries if there is room, and gives back what it no longer
-    /// needs. Without room, counts the units in cells. Removes a record without capacity.
+    /// Takes capacity for the record's entries if there is room, and gives back capacity that the
+    /// record no longer needs. If there is no room, counts the units in cells. Removes the record
+    /// if it has no capacity.
     #[inline]
     fn leave(mut self, counted: u64, has_room: bool) {
         let capacity = self.capacity;
@@ -244,20 +248,22 @@ impl OpenRecord<'_> {
 }
 
 impl Verdict {
-    /// The time of the decision, if the check is decided `now`.
+    /// The time of the decision: that of the earlier admission if there was one, or else `now`.
     pub(super) fn at(self, now: u64) -> u64 {
         if let Self::Known(at) = self { at } else { now }
     }
 
-    /// The verdict on a check. It is admitted if each charge fits, except those in the shadow. If
-    /// any record shows that it was admitted before, it is not counted again.
-    // Most checks have a single charge. For those, the inlined function needs few instructions.
+    /// Returns the verdict on a check. The check is admitted if every charge outside the shadow
+    /// fits. If any record shows that the check was admitted before, it is not counted again.
+    // Most checks have a single charge. For such a check, the inlined function needs few
+    // instructions.
     #[inline(always)]
     pub(super) fn of(looks: &[Look<'_>]) -> Self {
         let known = looks
             .iter()
             .filter_map(|look| Some((look.charge.keeps_time(), look.counted_at?)));
-        // An exact log's time comes first, since only an exact log always has microseconds.
+        // An exact log's time takes precedence, since only an exact log always records
+        // microseconds.
         if let Some((_, at)) = known.max() {
             return Self::Known(at);
         }

@@ -1,4 +1,4 @@
-//! All records in a store, and the decisions on checks.
+//! A store's records, and the code that decides checks.
 
 use std::{
     array, slice,
@@ -30,8 +30,8 @@ const SWEEP_CYCLE: u64 = 1_000_000;
 /// The time between two sweeps, in microseconds. Each sweep takes one shard.
 const SWEEP_INTERVAL: u64 = SWEEP_CYCLE / SHARDS as u64;
 
-/// After a pause, the next check catches up on sweeps. It stops after this many keys, which takes
-/// less than a millisecond.
+/// After a pause, the next check catches up on sweeps. It stops after it has swept this many keys,
+/// which takes less than a millisecond.
 const SWEPT_AT_ONCE: usize = 10_000;
 
 /// The state that a store's clones share.
@@ -39,7 +39,7 @@ pub(super) struct Table {
     shards: [CacheLines<Mutex<Shard>>; SHARDS],
     digester: Digester,
     pub(super) capacity: Capacity,
-    /// When the next sweep is due.
+    /// The time at which the next sweep is due, in microseconds.
     sweep_due: AtomicU64,
 }
 
@@ -59,7 +59,7 @@ impl Table {
             id: check.id().unwrap_or_else(AdmissionId::fresh),
             has_caller_id: check.id().is_some(),
         };
-        // Statuses are made after the locks are released.
+        // The statuses are built after the locks have been released.
         match check.only_charge() {
             Some(charge) => {
                 let (figures, at) = self.decide_one(charge, context);
@@ -126,17 +126,18 @@ impl Table {
         (figures, verdict.at(now))
     }
 
-    /// Locks shards, and then reads the clock: a time read before the wait for a lock would be
-    /// older than what other threads have counted meanwhile.
+    /// Locks shards, and then reads the clock: a time read before waiting for a lock would be older
+    /// than the units that other threads count meanwhile.
     #[inline]
     fn locked<T>(&self, lock: impl Fn() -> T) -> (T, u64) {
         let (shards, now) = (lock(), self.capacity.clock.now());
         let due = self.sweep_due.load(Ordering::Relaxed);
-        // A time far ahead is from before the clock stepped back.
+        // If the time is far ahead, it was set before the clock stepped back.
         if due > now && due <= now.saturating_add(SWEEP_INTERVAL) {
             return (shards, now);
         }
-        // A sweep locks shards itself, and may make room for this check.
+        // The sweep locks shards itself, so these have to be released. It may make room for this
+        // check.
         drop(shards);
         self.sweep(now, due);
         (lock(), self.capacity.clock.now())
@@ -151,7 +152,7 @@ impl Table {
             let digest = charge.long_digest(&self.digester);
             let mut shard = self.lock(shard_of(digest));
             let record = shard.open(digest, charge, &self.capacity);
-            // A new record may have waited for the cells' lock.
+            // Opening a new record may have waited for the cells' lock.
             let now = self.capacity.clock.now();
             let (figures, is_known) =
                 record.settle(now, settlement, charge, costs.next().flatten());
@@ -181,8 +182,8 @@ impl Table {
         lock(&self.shards[index].0)
     }
 
-    /// Makes the sweeps that are due, until another thread takes over. A locked shard waits for the
-    /// next cycle.
+    /// Makes the sweeps that are due, until another thread takes over. A shard that another thread
+    /// has locked is swept in the next cycle.
     #[cold]
     fn sweep(&self, now: u64, mut due: u64) {
         let mut keys = 0;
@@ -213,8 +214,8 @@ impl Table {
     }
 }
 
-/// The index of a digest's shard, from bits in the middle of its lower half: a shard's hash table
-/// uses the lowest and highest bits there.
+/// The index of a digest's shard. It comes from bits in the middle of the digest's lower half,
+/// because a shard's hash table uses that half's lowest and highest bits.
 fn shard_of(digest: u128) -> usize {
     (digest >> 32) as usize % SHARDS
 }

@@ -58,14 +58,14 @@ impl RedisStoreBuilder {
     }
 
     /// Hashes each [`Key`](crate::Key)'s value, such as an address or a user name, with this secret
-    /// before it reaches Redis. A reader of Redis then learns only which entries belong to the same
-    /// key. All instances that share limits need the same secret. Changing or removing it starts
-    /// every window anew.
+    /// before it reaches Redis. So a reader of Redis learns only which entries belong to the same
+    /// key. All instances that share limits need the same secret. If you change or remove the
+    /// secret, every window starts anew.
     ///
-    /// Default: none. The keys in Redis then have a plain BLAKE3 hash. Anyone who sees them, by
-    /// `MONITOR`, in a dump or on a replica, can try all possible values within minutes: every IPv4
-    /// address, or every name on a list. An [`ApiKey`](crate::ApiKey) is always hashed with its own
-    /// secret first.
+    /// Default: none. Without a secret, the keys in Redis have a plain BLAKE3 hash. Anyone who sees
+    /// these keys, through `MONITOR`, in a dump or on a replica, can try all possible values within
+    /// minutes, such as every IPv4 address or every name on a list. An [`ApiKey`](crate::ApiKey) is
+    /// always hashed with its own secret first.
     ///
     /// ```no_run
     /// # fn store() -> Result<(), Box<dyn std::error::Error>> {
@@ -80,32 +80,32 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// The most connections that each tokio runtime in the process opens. Default: 4. With several
-    /// connections, Redis decides one batch while the process reads the reply to another.
-    /// [`connect`](Self::connect) opens all of them in its runtime. Otherwise they are opened when
-    /// needed, so a process with little to do opens one or two. In a cluster, each is a pair of
-    /// connections to every node.
+    /// Sets the most connections that each tokio runtime in the process opens. Default: 4. With
+    /// several connections, Redis decides one batch while the process reads the reply to another.
+    /// [`connect`](Self::connect) opens all of them in its runtime. Otherwise, they are opened when
+    /// needed, so a process with little to do opens one or two. In a cluster, each of them is a
+    /// pair of connections to every node.
     ///
-    /// Mostly, each connection has at most one batch in flight. If the server is far away, batches
-    /// share connections: one batch for each millisecond of the round trip may be in flight, up to
-    /// 64. In a cluster, batches always share them.
+    /// Usually, each connection has at most one batch in flight. If the server is far away, batches
+    /// share connections: up to one batch per millisecond of the round trip may be in flight, and
+    /// at most 64. In a cluster, batches always share connections.
     pub fn connections(mut self, connections: u32) -> Self {
         self.connection.connections = connections;
         self
     }
 
-    /// How long a check waits for a connection before it fails. Opening a connection and signing in
-    /// may together take as long, too. A limiter's deadline mostly ends a check's wait earlier.
-    /// While a connection opens, checks use the open ones. In a cluster, connecting to all nodes
-    /// may take up to 5 s. Default: 1 s.
+    /// Sets how long a check waits for a connection before it fails. The same timeout applies to
+    /// opening a connection and signing in, taken together. A limiter's deadline usually ends a
+    /// check's wait earlier. While a connection is being opened, checks use the open ones. In a
+    /// cluster, connecting to all nodes may take up to 5 s. Default: 1 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connection.connect_timeout = timeout;
         self
     }
 
-    /// How long Redis may take to reply before a batch fails. A limiter's deadline mostly ends a
-    /// check's wait earlier. If a deadline is longer than the reply timeout, make the reply
-    /// timeout longer as well. In a cluster, the reply timeout is per node; a request that is
+    /// Sets how long Redis may take to reply before a batch fails. A limiter's deadline usually
+    /// ends a check's wait earlier. If you set a deadline above the reply timeout, increase the
+    /// reply timeout as well. In a cluster, the reply timeout is per node, so a request that is
     /// repeated at several nodes may take twice as long. Default: 1 s.
     pub fn reply_timeout(mut self, timeout: Duration) -> Self {
         self.connection.reply_timeout = timeout;
@@ -113,11 +113,11 @@ impl RedisStoreBuilder {
     }
 
     /// Signs in with the users and passwords that this [`redis::StreamingCredentialsProvider`]
-    /// yields, for example a cloud's short-lived tokens. Each connection has its own stream. It
-    /// signs in with the first credentials, and again whenever the stream yields others. Behind
-    /// sentinels, they are for the primary. Default: those in the URL or client, which the provider
-    /// replaces. The [guide](crate::guide::existing_connections#tokens-and-passwords-that-change)
-    /// has an example.
+    /// yields, for example a cloud's short-lived tokens. Each connection has its own stream. The
+    /// connection signs in with the first credentials, and again whenever the stream yields new
+    /// ones. Behind sentinels, the credentials are for the primary. Default: the credentials in the
+    /// URL or client, which a provider replaces. The
+    /// [guide](crate::guide::existing_connections#tokens-and-passwords-that-change) has an example.
     ///
     /// When a stream ends, its connection keeps the last credentials. A new connection fails if its
     /// stream yields nothing or an error.
@@ -139,16 +139,16 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// Trusts only servers whose certificates this authority has signed. Takes one or more of its
-    /// certificates in PEM. Default: the authorities that the system trusts.
+    /// Trusts only servers whose certificates this authority has signed. Takes one or more
+    /// certificates from this authority, in PEM. Default: the authorities that the system trusts.
     #[cfg(feature = "tls")]
     pub fn root_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.opening().certificates.root_cert = Some(pem.into());
         self
     }
 
-    /// The client certificate that the store presents to servers, and its key, both in PEM.
-    /// Default: none.
+    /// Sets the client certificate that the store presents to servers, and the certificate's key,
+    /// both in PEM. Default: none.
     #[cfg(feature = "tls")]
     pub fn client_certificate(mut self, pem: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         self.opening().certificates.client_tls = Some(ClientTlsConfig {
@@ -158,15 +158,16 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// Decides by this clock instead of the server's: for tests. Keys still expire by the server's
-    /// clock, even while the test's stands still. So keys live a minute longer, and a test may take
-    /// up to a minute between two moves of its clock.
+    /// Makes the store decide by this clock instead of the server's, for tests. Keys still expire
+    /// by the server's clock, even while the test's clock stands still. So keys live a minute
+    /// longer, and a test may wait up to a minute before it moves its clock again.
     pub fn clock(mut self, clock: &ManualClock) -> Self {
         self.clock = Some(clock.clone());
         self
     }
 
-    /// The settings for opening connections.
+    /// Returns the settings for opening connections. If the application opens the connections,
+    /// building the store will fail.
     #[cfg(any(feature = "tls", feature = "credentials"))]
     fn opening(&mut self) -> &mut ConnectionSettings {
         if self.source.is_given() {
@@ -199,7 +200,7 @@ impl RedisStoreBuilder {
                 "the connect timeout and the reply timeout must be longer than 0 s",
             ));
         }
-        // The process's local state goes by a clock that never steps, or by the test's clock.
+        // The local state uses a clock that never steps, or the test's clock.
         let local_clock = self
             .clock
             .clone()
@@ -222,20 +223,20 @@ impl RedisStoreBuilder {
         })
     }
 
-    /// Builds the store, and returns it once it works. The store has then reached the server, run
-    /// the script, run each command on a key that does not exist, and opened this runtime's
-    /// [connections](Self::connections). So checks do not wait for a connection, and the [default
-    /// deadline](crate::Limiter::deadline) follows the round trip from the first check on. The
-    /// server's memory is not tested: only the first check shows whether any is left.
+    /// Builds the store, and returns it once it works. By that time, the store has reached the
+    /// server, run the script, run each command on a key that does not exist, and opened this
+    /// runtime's [connections](Self::connections). So checks do not wait for a connection, and the
+    /// [default deadline](crate::Limiter::deadline) adapts to the round trip from the first check
+    /// on. This does not test whether the server has memory left: only the first check shows that.
     ///
     /// # Errors
     ///
     /// [`StoreError`] if a setting is wrong, as for [`build`](Self::build), if the server cannot be
-    /// reached, if it is a replica that refuses writes, or if this user may not write keys with the
-    /// prefix or run a command, which the error names. In a cluster, the commands run on one node:
-    /// give the user the same rights on all nodes. Print the error's
-    /// [sources](std::error::Error::source) as well: they have the cause, and the address that was
-    /// not reached.
+    /// reached, or if it is a replica that refuses writes. It is also returned if this user may not
+    /// write keys with the prefix, or may not run a command that the script needs. The error names
+    /// this command. In a cluster, the commands run on one node: give the user the same rights on
+    /// all nodes. Print the error's [sources](std::error::Error::source) as well: they show the
+    /// cause, and the address that could not be reached.
     pub async fn connect(self) -> Result<RedisStore, StoreError> {
         let store = self.build().map_err(invalid)?;
         let tried = async { store.common.dispatcher().await?.try_out().await };
@@ -247,7 +248,7 @@ impl RedisStoreBuilder {
 
 impl fmt::Debug for RedisStoreBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The address and the other settings are left out, since they may have a password.
+        // The address and the other settings are left out, since they may contain a password.
         f.debug_struct("RedisStoreBuilder")
             .field("prefix", &self.prefix)
             .finish_non_exhaustive()

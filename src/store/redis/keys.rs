@@ -1,16 +1,17 @@
-//! The key layout in Redis: `<prefix>:{<digest>}:<limit>/<window>`. Except for the exact log, the
-//! algorithm's name follows as `:<algorithm>`.
+//! The key layout in Redis: `<prefix>:{<digest>}:<limit>/<window>`. For any algorithm but the exact
+//! log, `:<algorithm>` follows.
 //!
-//! 1. The digest is the first 128 bits of a BLAKE3 hash over the [`Key`]'s namespace and value,
-//!    keyed if the store has a secret. It is 22 characters in base64url (RFC 4648, section 5). The
-//!    value itself is never in a Redis key, so a client cannot reach another client's key. Without
-//!    a secret, a reader of Redis can find a value by brute force, if there are few possible
-//!    values.
+//! 1. The digest is the first 128 bits of a BLAKE3 hash over the [`Key`]'s namespace and value. If
+//!    the store has a secret, the hash is keyed. The digest is written as 22 characters in
+//!    base64url (RFC 4648, section 5). The value itself is never in a Redis key, so a client cannot
+//!    reach another client's key. Without a secret, a reader of Redis can find a value by brute
+//!    force, if there are few possible values.
 //! 2. The braces are a cluster's hash tag. So all limits under one [`Key`] share a slot, and the
 //!    keys spread over all slots.
-//! 3. Name, window and algorithm are a limit's identity. The window is written as in a limit's
-//!    text: `login=5/min` counts in `tsw1:{UeHXs0Ucg6aO500kcLta5A}:login/min`.
-//! 4. The default prefix carries the layout version.
+//! 3. A limit is identified by its name, window and algorithm. The window is written as in a
+//!    limit's text: the counts for `login=5/min` are stored in
+//!    `tsw1:{UeHXs0Ucg6aO500kcLta5A}:login/min`.
+//! 4. The default prefix ends with the version of this layout.
 
 use std::{array, fmt::Write};
 
@@ -48,7 +49,7 @@ impl Keys {
         }
     }
 
-    /// The Redis key in which a limit counts.
+    /// The Redis key that stores a limit's counts for a key.
     pub(super) fn of(&self, limit: &Limit, key: &Key) -> String {
         let Identity {
             name,
@@ -64,7 +65,7 @@ impl Keys {
         // A limit's name has neither a slash nor a colon.
         text.push('/');
         write_window(&mut text, *window_micros);
-        // Each algorithm has its own layout, so it needs a key of its own.
+        // Each algorithm has its own layout for a sorted set, so it needs its own Redis key.
         match algorithm.kind {
             Kind::Log => {}
             // Writing to a String cannot fail.
@@ -133,8 +134,8 @@ mod tests {
         assert_eq!(rest, ":login/min");
     }
 
-    /// The digest is BLAKE3 over the length of "tenant" in eight bytes, "tenant", and "7". With
-    /// another digest, all counts would be forgotten.
+    /// The digest is BLAKE3 over the length of "tenant" in eight bytes, "tenant", and "7". If the
+    /// digest changed, all counts would be forgotten.
     #[test]
     fn the_digest_stays_what_it_is() {
         let text = plain("tsw1").of(&Limit::per_minute("login", 5), &Key::new("tenant", "7"));
@@ -161,7 +162,8 @@ mod tests {
         }
     }
 
-    /// The digest is BLAKE3 over the bytes of the test above, keyed by the secret of the domain.
+    /// The digest is BLAKE3 over the same bytes as in the test above, keyed by the secret for this
+    /// domain.
     #[test]
     fn the_digest_under_a_secret_stays_what_it_is() {
         let limit = Limit::per_minute("login", 5);

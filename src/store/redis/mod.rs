@@ -1,23 +1,24 @@
 //! The shared store: one atomic script on Redis decides.
 //!
 //! `dispatch/` sends checks in batches, over the connections from `connect/`. The Lua files in
-//! `script/` decide them: read `head.lua` first. `keys.rs` has the key layout, `source.rs` what a
-//! store is built on, and `builder.rs` its settings.
+//! `script/` decide them: read `head.lua` first. `keys.rs` has the key layout, `source.rs` has the
+//! ways to reach Redis, and `builder.rs` has a store's settings.
 //!
 //! 1. Each limit has one sorted set per key: see `entries.lua`.
 //! 2. The script reads the server's time once, so all processes decide by one clock.
 //! 3. One script call decides many checks, in arrival order. While few checks are in flight, a
 //!    check's caller sends it at once, without waiting for other checks or for a task. Until the
-//!    first reply, a task sends all checks: it hears even a late reply, and samples the round trip
-//!    from it.
+//!    first reply, a task sends all checks: a task receives even a late reply, and can sample the
+//!    round trip from it.
 //! 4. EVALSHA runs the script. If the server does not know it, EVAL sends it once.
 //! 5. A batch is retried once, over a new connection, if its connection broke or the server has
-//!    become a replica. The ids make the retry idempotent: each check counts once even if the first
-//!    try has run. Checks that the server could not recognize by id are not sent twice.
+//!    become a replica. The checks' ids make the retry idempotent: each check counts once even if
+//!    the first try has run. A check that the server could not recognize by its id is not sent
+//!    twice.
 //! 6. Only key digests leave the process.
-//! 7. Only tasks hold what other callers wait for, such as connections. Each runtime has its own
-//!    tasks and connections. So a future that nobody polls, or a runtime that nobody drives, does
-//!    not delay other callers.
+//! 7. Only tasks hold resources that other callers wait for, such as connections. Each runtime has
+//!    its own tasks and connections. So a future that nobody polls, or a runtime that nobody
+//!    drives, does not delay other callers.
 
 mod builder;
 mod connect;
@@ -44,18 +45,18 @@ use crate::{
 
 /// Limits that all processes on the same Redis share. See the [crate docs](crate#stores).
 ///
-/// Clones share the connections. Each tokio runtime that uses the store has its own, which close
-/// when the runtime ends. So a runtime that is not driven, such as a single-threaded one between
-/// two calls of `block_on`, does not delay others. A future belongs to the runtime that polls it
-/// first. If that runtime ends, the future ends with an error.
+/// Clones share the connections. Each tokio runtime that uses the store has its own connections,
+/// which close when the runtime ends. So a runtime that is not driven, such as a single-threaded
+/// one between two calls of `block_on`, does not delay other runtimes. A future belongs to the
+/// runtime that polls it first. If that runtime ends, the future ends with an error.
 ///
-/// A check or settlement is sent when its future is first polled. Dropping the future before a
-/// check has been sent cancels it. A settlement is made even if its future is dropped, because
-/// spent units have to be settled.
+/// A check or settlement is sent when its future is first polled. If the future is dropped before
+/// its check has been sent, the check is cancelled. A settlement is made even if its future is
+/// dropped, because spent units have to be settled.
 #[derive(Clone)]
 pub struct RedisStore {
     common: Arc<Common>,
-    /// Dispatchers end when the last clone drops this.
+    /// Dispatchers end when the last clone of the store drops this sender.
     _alive: watch::Sender<()>,
 }
 
@@ -77,15 +78,15 @@ impl RedisStore {
     /// # Errors
     ///
     /// [`StoreError`], as for the builder's [`connect`](RedisStoreBuilder::connect). Print the
-    /// error's [sources](std::error::Error::source) as well: they have the cause, and the address
-    /// that was not reached. A process that has to start while Redis is down uses
+    /// error's [sources](std::error::Error::source) as well: they show the cause, and the address
+    /// that could not be reached. A process that has to start while Redis is down uses
     /// [`builder`](Self::builder) and [`build`](RedisStoreBuilder::build).
     pub async fn connect(url: &str) -> Result<Self, StoreError> {
         Self::builder(url).connect().await
     }
 
-    /// Returns a builder for a store with custom settings: on a URL's server, on a
-    /// `redis::Client`'s server, on a pool's connections, or on any other [`RedisSource`].
+    /// Returns a builder for a store with custom settings. The store may use the server of a URL or
+    /// a `redis::Client`, a pool's connections, or any other [`RedisSource`].
     ///
     /// ```no_run
     /// # async fn store(pool: bb8::Pool<bb8_redis::RedisConnectionManager>) -> Result<(), Box<dyn std::error::Error>> {

@@ -1,4 +1,5 @@
-//! The ways to reach Redis: by URL, or by what the application already has.
+//! The ways to reach Redis: by a URL, or through a client, pool or connections that the application
+//! already has.
 
 use std::{fmt, future::Future};
 
@@ -8,16 +9,17 @@ use super::connect::{Topology, given, node};
 use crate::error::ConfigError;
 
 /// How a [`RedisStore`](super::RedisStore) reaches Redis.
-/// [`RedisStore::builder`](super::RedisStore::builder) takes it, or what converts into it.
+/// [`RedisStore::builder`](super::RedisStore::builder) takes a source, or any value that converts
+/// into one.
 ///
 /// | from | the store is on |
 /// |---|---|
 /// | a URL | the server at the URL, or the [cluster or sentinels](super::super::from_url) at it |
-/// | a [`redis::Client`] | the server of the client, with the client's TLS, user, password, database and protocol. The store opens its own connections. A provider of credentials is no part of a client: give it to [`credentials`](super::RedisStoreBuilder::credentials) |
-/// | a [`bb8::Pool`], such as one of `bb8_redis::RedisConnectionManager` | connections of the application's pool: see [below](#pools) |
+/// | a [`redis::Client`] | the server of the client, with the client's TLS, user, password, database and protocol. The store opens its own connections. A client does not include a credentials provider: give it to [`credentials`](super::RedisStoreBuilder::credentials) |
+/// | a [`bb8::Pool`], such as one of `bb8_redis::RedisConnectionManager` | connections from the application's pool: see [below](#pools) |
 /// | [`connections`](Self::connections) | connections that a closure opens |
 /// | [`sentinels`](Self::sentinels) | the primary that sentinels know |
-/// | `cluster`, with the feature `cluster` | the Redis Cluster that has some nodes |
+/// | `cluster`, with the feature `cluster` | the Redis Cluster that has the given nodes |
 ///
 /// A user and password that are not in a URL go into a client:
 ///
@@ -40,16 +42,16 @@ use crate::error::ConfigError;
 ///
 /// # Pools
 ///
-/// Make the `RedisSource` in the pool's runtime. In other runtimes, the store opens connections
+/// Create the `RedisSource` in the pool's runtime. In other runtimes, the store opens connections
 /// that the pool does not count.
-/// [`guide::existing_connections`](crate::guide::existing_connections) has an example, and says
-/// what the pool's settings mean for limits.
+/// [`guide::existing_connections`](crate::guide::existing_connections) has an example, and explains
+/// how the pool's settings affect limits.
 ///
-/// The store takes a connection out of the pool, clones it, and gives it back at once. So the
-/// application finds as many connections in the pool as before. The builder's
-/// [`connections`](super::RedisStoreBuilder::connections) is the most that the store shares with
-/// the application. When a shared connection fails, the store asks the pool for another one. If the
-/// pool does not hand out a working one within a third of the [connect
+/// The store takes a connection out of the pool, clones it, and gives it back at once. So the pool
+/// has as many connections for the application as before. The builder's
+/// [`connections`](super::RedisStoreBuilder::connections) is the most connections that the store
+/// shares with the application. When a shared connection fails, the store asks the pool for another
+/// one. If the pool does not hand out a working one within a third of the [connect
 /// timeout](super::RedisStoreBuilder::connect_timeout), the store opens a connection that the pool
 /// does not count.
 #[derive(Clone)]
@@ -57,10 +59,10 @@ use crate::error::ConfigError;
 pub struct RedisSource(pub(super) Result<(Topology, Vec<ConnectionInfo>), ConfigError>);
 
 impl RedisSource {
-    /// The connections that this closure opens, such as clones of a `ConnectionManager`, or
-    /// connections through a tunnel. The store calls it once for each of its
-    /// [connections](super::RedisStoreBuilder::connections), and again when one has failed. A call
-    /// may take up to the [connect timeout](super::RedisStoreBuilder::connect_timeout).
+    /// A source that uses the connections that this closure opens, such as clones of a
+    /// `ConnectionManager`, or connections through a tunnel. The store calls it once for each of
+    /// its [connections](super::RedisStoreBuilder::connections), and again when one has failed. A
+    /// call may take up to the [connect timeout](super::RedisStoreBuilder::connect_timeout).
     ///
     /// The closure chooses the login, database and TLS. All connections must lead to one server,
     /// and none may be subscribed or in a transaction.
@@ -88,11 +90,12 @@ impl RedisSource {
         Self(Ok((Topology::Given(open), Vec::new())))
     }
 
-    /// The primary that sentinels know. For each new connection, the store asks the sentinels
-    /// again, so it survives a failover. Units that the old primary had not replicated are lost.
+    /// A source that uses the primary that sentinels know. For each new connection, the store asks
+    /// the sentinels again, so it survives a failover. Units that the old primary had not
+    /// replicated are lost.
     ///
-    /// The `primary`'s host is the name that the sentinels know. Its scheme, user, password and
-    /// database are for the primary, and each sentinel has its own:
+    /// The `primary`'s host is the name that the sentinels know. The scheme, user, password and
+    /// database in this URL are for the primary. Each sentinel's URL has its own:
     ///
     /// ```
     /// use tower_sliding_window::store::RedisSource;
@@ -111,28 +114,30 @@ impl RedisSource {
         }
     }
 
-    /// The Redis Cluster that has these nodes. The store finds all nodes if one of them is up. The
-    /// first node's user and password are for all nodes: write them into its URL alone, or into all
-    /// URLs. Building the store fails if another node has others.
+    /// A source that uses the Redis Cluster with these nodes. The store finds all nodes if one of
+    /// the given ones is up. The first node's user and password are used for all nodes: write them
+    /// into its URL alone, or into all URLs. Building the store fails if another node has a
+    /// different user or password.
     ///
-    /// All limits under one key are in one slot, and are decided as on one server. A check with
-    /// several keys mostly has them in several slots, which no script reaches at once. For such a
-    /// check, the store asks all slots at the same time, so a decision takes one round trip. If a
-    /// slot refuses, the caller has the refusal, and the store gives back what the other slots have
-    /// counted. So no limit ever admits too much, and a refusal costs nothing in the end. Such a
-    /// check differs in four ways from one on a single server:
+    /// All limits under one key are in one slot, and are decided as on one server. If a check has
+    /// several keys, they are usually in several slots, and no single script can reach them all.
+    /// For such a check, the store asks all slots at the same time, so a decision takes one round
+    /// trip. If a slot refuses, the caller gets the refusal, and the store gives back the units
+    /// that the other slots have counted. So no limit ever admits too much, and a refused check
+    /// does not cost any units in the end. Such a check differs from one on a single server in four
+    /// ways:
     ///
     /// * Until a refused check's units are given back, which takes another round trip, other checks
     ///   may be refused because of them. The [refusal cache](crate::Limiter::refusal_cache) keeps
     ///   this rare: a client over its own limit reaches the slots with only one check a second.
     /// * If a node fails in the middle of the check, units that it has counted without an id stay
     ///   counted until they leave the window. Units in an exact log, places and reservations have
-    ///   ids, and are given back.
+    ///   ids, so they are given back.
     /// * If a key is [reset](crate::Limiter::reset) before a refused check's units are given back,
     ///   units that were counted after the reset may be given back instead. An exact log is not
     ///   affected.
-    /// * If the caller gave the check an id, what slots have counted for a refused check is not
-    ///   given back: the next try with the same id uses it.
+    /// * If a refused check has an id from its caller, the units that other slots have counted are
+    ///   not given back: the next try with the same id uses them.
     #[cfg(feature = "cluster")]
     pub fn cluster<S: Into<Self>>(nodes: impl IntoIterator<Item = S>) -> Self {
         Self::servers(Topology::Cluster, nodes)
@@ -144,13 +149,13 @@ impl RedisSource {
         Self(nodes.map(|nodes| (topology, nodes)))
     }
 
-    /// True if the application opens the connections.
+    /// True if the application, and not the store, opens the connections.
     #[cfg(any(feature = "tls", feature = "credentials"))]
     pub(super) fn is_given(&self) -> bool {
         matches!(self.0, Ok((Topology::Given(_), _)))
     }
 
-    /// The server, if the source is one.
+    /// Returns the server, if the source is a single one.
     fn into_server(self) -> Result<ConnectionInfo, ConfigError> {
         const SEVERAL: &str = "a node of a cluster, a sentinel or its primary is one server each";
         match self.0? {
@@ -174,7 +179,8 @@ impl From<&str> for RedisSource {
             return Self(Err(ConfigError::new(NO_CLUSTER)));
         }
         let (login, rest) = rest.split_at(rest.rfind('@').map_or(0, |at| at + 1));
-        // A login behind the first host would make the hosts before it part of its user.
+        // If the login came after the first host, the hosts before it would become part of the user
+        // name.
         if login.contains(',') || login.matches('@').count() > 1 {
             return Self(Err(ConfigError::new(ONE_LOGIN)));
         }
@@ -227,7 +233,7 @@ where
     }
 }
 
-// Does not show URLs, which may hold a password.
+// Does not show URLs, which may contain a password.
 impl fmt::Debug for RedisSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisSource").finish_non_exhaustive()

@@ -1,18 +1,18 @@
 //! A Redis Cluster, reached by two clients.
 //!
 //! 1. The first client never retries, so its commands count at most once.
-//! 2. The second client retries commands. It follows slots that move, and waits a little for a node
-//!    that is replaced. It only sends commands that Redis recognizes by their ids, and commands
-//!    that have certainly not run before. So they count once, too. There is one exception: a check
-//!    without an id from its caller, under anything but an exact log, counts twice if its slot
-//!    moves just when a connection breaks. No check counts too little.
+//! 2. The second client retries commands. It follows slots that move, and waits a little while a
+//!    node is being replaced. It only sends commands that Redis recognizes by their ids, and
+//!    commands that have certainly not run before. So its commands count once, too. There is one
+//!    exception: a check without an id from its caller, under anything but an exact log, counts
+//!    twice if its slot moves just when a connection breaks. No check counts too little.
 //! 3. Both clients know which node has which slot, and reconnect to a node after a lost connection.
 //! 4. A client's connections are replaced if several requests had no reply within the reply
-//!    timeout, and no node has replied to a later request. The reason is that the client of `redis`
-//!    1.8.1 can deadlock. If tokio's task budget ends while a request locks the table of nodes, it
-//!    keeps the lock until it is polled again. But while the client looks up the slots, it does not
-//!    poll the request, and the look-up waits for the same lock. Some dozens of requests at the
-//!    moment when slots move can stop the client for ever.
+//!    timeout, and no node has replied to a later request. The reason is that the cluster client in
+//!    `redis` 1.8.1 can deadlock. If tokio's task budget ends while a request locks the table of
+//!    nodes, the request keeps the lock until it is polled again. But while the client looks up the
+//!    slots, it does not poll the request, and the look-up waits for the same lock. If slots move
+//!    while a few dozen requests are in flight, this can stop the client for ever.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const RETRIES: u32 = 6;
 const RETRY_WAIT: (u64, u64) = (5, 100);
 
-/// Makes a client that retries a failed command up to `retries` times.
+/// Makes a client that retries a failed command at most `retries` times.
 pub(super) fn client(
     nodes: &[ConnectionInfo],
     settings: &ConnectionSettings,
@@ -46,7 +46,8 @@ pub(super) fn client(
         .tcp_settings(tcp_settings())
         .connection_timeout(settings.connect_timeout)
         .response_timeout(settings.reply_timeout)
-        // The timeout for all retries together is in `Connection`, which learns from it.
+        // `Connection` has the timeout for all retries together, since it learns from a missing
+        // reply.
         .overall_response_timeout(None)
         .min_retry_wait(RETRY_WAIT.0)
         .max_retry_wait(RETRY_WAIT.1)
@@ -66,7 +67,8 @@ pub(super) fn client(
     builder.build()
 }
 
-/// Connects both clients, and returns the first's connections, then the second's.
+/// Connects both clients, and returns the connections of the first, followed by those of the
+/// second.
 pub(super) async fn connect(
     nodes: &[ConnectionInfo],
     settings: &ConnectionSettings,

@@ -1,17 +1,17 @@
-//! A connection, and what its replies tell: whether it works.
+//! A connection, whose replies tell whether it works.
 //!
 //! 1. A connection is given up, with its [generation](super::pool), after several requests in a row
-//!    without a reply, or one for a second. It may be half-open, which no error ever reports.
-//!    Requests in flight together count as one. A request does not count if a later one got a
-//!    reply. In a cluster, requests in flight together count one by one, but only if they had no
-//!    reply within the reply timeout. Then only the client that sent them gives up its connections.
-//!    A request sent just as its connection ended may also get no error: tokio's channel keeps its
-//!    message as long as the channel has a sender ([issue
-//!    7714](https://github.com/tokio-rs/tokio/issues/7714)).
+//!    have had no reply, or a single one has had none for a second. Such a connection may be
+//!    half-open, which no error ever reports. Requests in flight together count as one. A request
+//!    does not count if a later one got a reply. In a cluster, requests in flight together count
+//!    one by one, but only if they had no reply within the reply timeout. There, only the client
+//!    that sent them gives up its connections. If a request was sent just as its connection ended,
+//!    it may not get an error either: tokio's channel keeps the request as long as the channel has
+//!    a sender ([issue 7714](https://github.com/tokio-rs/tokio/issues/7714)).
 //! 2. After half a second without a reply, the server or a proxy may have closed a connection. So
-//!    it is tested before the store sends a check over it that must not run twice. A cluster's
+//!    the store tests the connection before it sends a check that must not run twice. A cluster's
 //!    connection leads to several nodes. So the last reply's time is kept for each of several slot
-//!    ranges, since a range is mostly on one node.
+//!    ranges, since most ranges are on one node.
 
 use std::{
     io, mem,
@@ -33,12 +33,12 @@ use super::errors::needs_new_connection;
 use crate::{clock, local::LONGEST_DEADLINE, store::redis::keys::HASH_SLOTS};
 
 /// A connection is given up after this many requests in a row without a reply. With a single
-/// server, requests that wait together count once, and one that has waited for [`LONGEST_DEADLINE`]
-/// is enough.
+/// server, requests that wait together count as one, and a single request that has waited for
+/// [`LONGEST_DEADLINE`] is enough.
 const MAX_UNANSWERED: u32 = 3;
 
-/// If a caller stops waiting sooner, for example because its client hung up, the missing reply says
-/// nothing about the connection.
+/// If a caller stops waiting sooner than this, for example because its client hung up, the missing
+/// reply does not say anything about the connection.
 const TOO_SOON: Duration = Duration::from_millis(5);
 
 /// After this long without a reply, a server or proxy may have closed a connection.
@@ -65,7 +65,7 @@ pub(super) async fn open(
         .await
 }
 
-/// Returns the future's result, or an error after `wait`.
+/// Returns the future's result, or an error if there is none within `wait`.
 pub(super) async fn within<T>(
     wait: Duration,
     future: impl Future<Output = RedisResult<T>>,
@@ -74,14 +74,14 @@ pub(super) async fn within<T>(
     result.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, format!("not within {wait:?}")))?
 }
 
-/// A connection to one server, or a cluster's to all nodes. All senders share it.
+/// A connection to a single server, or to all nodes in a cluster. All senders share it.
 pub(crate) struct Connection {
     clones: ServerConnection,
     /// The cluster's second client, which retries commands.
     again: Option<Box<Self>>,
     pub(super) is_to_cluster: bool,
     reply_timeout: Duration,
-    /// The connection's generation, and its pool's current one.
+    /// The connection's generation. `current` is the current generation in its pool.
     generation: u64,
     current: Arc<AtomicU64>,
     unanswered: AtomicU32,
@@ -96,7 +96,7 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// The connections from a cluster's two clients.
+    /// Makes a connection from a cluster's two clients.
     #[cfg(feature = "cluster")]
     pub(super) fn to_cluster(clients: [ServerConnection; 2], reply_timeout: Duration) -> Self {
         let [mut first, again] = clients.map(|clones| {
@@ -109,7 +109,8 @@ impl Connection {
         first
     }
 
-    /// A connection to one server with this `generation`, in a pool whose generation is `current`.
+    /// Makes a connection to one server, with this `generation`, in a pool whose current generation
+    /// is in `current`.
     pub(super) fn new(
         clones: ServerConnection,
         timeout: Duration,
@@ -144,7 +145,7 @@ impl Connection {
     }
 
     /// Sends a command now, at `since`, for a caller that drops this future within the reply
-    /// timeout. So the wait does not need its own timer.
+    /// timeout. So this future does not need its own timer.
     pub(crate) async fn send_briefly(&self, command: &Cmd, since: Instant) -> RedisResult<Value> {
         let mut connection = (self.clones)();
         let reply = connection.req_packed_command(command);
@@ -176,8 +177,8 @@ impl Connection {
         numbers(replies)
     }
 
-    /// The reply, or an error after the reply timeout. In a cluster, the timeout covers all retries
-    /// and new connections as well.
+    /// Returns the reply, or an error after the reply timeout. In a cluster, the timeout covers all
+    /// retries and new connections as well.
     fn in_time<T>(&self, reply: RedisFuture<'_, T>) -> impl Future<Output = RedisResult<T>> {
         let tries = if self.is_to_cluster { 2 } else { 1 };
         within(self.reply_timeout.saturating_mul(tries), reply)
@@ -190,8 +191,8 @@ impl Connection {
         }
     }
 
-    /// True if this connection may be used while another one opens. A cluster's always may: they
-    /// can be silent just because a single node hangs.
+    /// True if this connection may be used while another one is being opened. A cluster's
+    /// connection always may: it can be silent just because a single node hangs.
     pub(super) fn may_work(&self) -> bool {
         self.is_to_cluster || self.works()
     }
@@ -201,8 +202,8 @@ impl Connection {
         is_current && self.again.as_ref().is_none_or(|again| again.works())
     }
 
-    /// Waits for the reply to a request that is sent now, at `since`, and learns from it, or from
-    /// its absence, whether the connection works.
+    /// Waits for the reply to a request that is sent now, at `since`. The reply, or its absence,
+    /// shows whether the connection works.
     async fn hear<T>(
         &self,
         since: Instant,
@@ -251,16 +252,16 @@ impl Connection {
         clock::micros(time.saturating_duration_since(self.opened))
     }
 
-    /// Gives up every connection in this generation. Several failures in one generation end only
-    /// this one, and not the next.
+    /// Gives up every connection in this generation. If several connections in a generation fail,
+    /// only this generation ends, and not the next one.
     fn end_generation(&self) {
         self.current
             .fetch_max(self.generation + 1, Ordering::Relaxed);
     }
 }
 
-/// A wait for a reply. If dropped, the request mostly counts as unanswered: the reply took too
-/// long, or a deadline dropped the caller's future.
+/// A wait for a reply. If it is dropped, its request usually counts as unanswered: either the reply
+/// took too long, or the caller's future was dropped at a deadline.
 struct ReplyWait<'a> {
     connection: &'a Connection,
     since: Instant,
@@ -281,8 +282,8 @@ impl Drop for ReplyWait<'_> {
         if waited < too_soon || tells_nothing {
             return;
         }
-        // In a cluster, each request counts for itself: a single one may only mean that its node
-        // hangs.
+        // In a cluster, each request counts separately, since a single unanswered one may only mean
+        // that its node hangs.
         if !connection.is_to_cluster {
             connection
                 .told_until

@@ -1,9 +1,9 @@
 //! Makes the errors for wrong URLs, classifies errors from Redis, and tells which of them need a
 //! new connection.
 //!
-//! Errors never show a URL. In a URL, a user name and a password come before the host, and may have
-//! any character. If a `/`, `?` or `#` in a password is not percent-encoded, a parser takes the
-//! text before it for the host.
+//! Errors never show a URL. In a URL, a user name and a password come before the host, and may
+//! contain any character. If a `/`, `?` or `#` in a password is not percent-encoded, a parser takes
+//! the text before it for the host.
 
 use std::fmt;
 
@@ -36,7 +36,7 @@ const LACKS_COMMANDS: &str = "the user needs the commands that `guide::running_r
 const NO_NODE: &str = "no node that the cluster announces can be reached, see cluster-announce-ip";
 const NO_CLUSTER: &str = "the server is not in cluster mode, use `RedisStore::builder`";
 
-/// In the error from a sentinel that refuses the login or a command.
+/// These words are in the error from a sentinel that refuses the login or a command.
 pub(super) const SENTINEL_REFUSES: &str = "a sentinel refuses";
 
 /// Words in an error's text, their kind, and what to do about a mistake in the set-up. The first
@@ -72,7 +72,7 @@ const REPLIES: [(&str, StoreErrorKind, &str); 28] = [
     ("Parse error", Other, NO_REDIS),
 ];
 
-/// The error for a URL that is not a Redis URL, or that the Redis client would partly ignore.
+/// Makes the error for a URL that is not a Redis URL, or that the Redis client would partly ignore.
 pub(super) fn url(url: &str, cause: &dyn fmt::Display) -> ConfigError {
     const PROBLEM: &str = "a URL, not shown since it may hold a password, is not a Redis URL such as redis://127.0.0.1:6379/0";
     const OPTIONS: &str = "write redis://user:password@host:6379/8, where ?protocol=resp3 is the only option, or for a socket unix:///path?db=8&user=user&pass=password&protocol=resp3. A password alone is redis://:password@host, an IPv6 address is redis://[::1]:6379. In a user name or password write / as %2F, ? as %3F, # as %23, @ as %40 and % as %25, and + as %2B for a socket";
@@ -101,16 +101,16 @@ pub(super) fn url(url: &str, cause: &dyn fmt::Display) -> ConfigError {
     ConfigError::new(format!("{PROBLEM}: {problem}: {OPTIONS}"))
 }
 
-/// An error's text until the store replaces it with the name of the failed call.
+/// The placeholder in an error's text until the store replaces it with the name of the failed call.
 pub(crate) const ASKING: &str = "asking Redis";
 
-/// The error when the server, or a connection to it, fails.
+/// Makes the error for a failure of the server, or of a connection to it.
 pub(crate) fn failure(cause: RedisError) -> StoreError {
     let kind = kind(&cause);
     StoreError::new(ASKING, kind, explained(cause))
 }
 
-/// The error when no connection could be opened.
+/// Makes the error for when no connection could be opened.
 pub(super) fn no_connection(server: &dyn fmt::Display, cause: &RedisError) -> StoreError {
     let kind = match kind(cause) {
         Other | TimedOut => Unreachable,
@@ -144,7 +144,7 @@ fn explained(error: RedisError) -> RedisError {
     else {
         return error;
     };
-    // An unknown command's arguments are left out: a sign-in has the password there.
+    // The arguments of an unknown command are left out: in a sign-in, they include the password.
     if text.contains("unknown command") {
         text.truncate(text.find(',').unwrap_or(0));
     }

@@ -1,9 +1,9 @@
 //! Connections that the application opens: from its own pool, or by any closure.
 //!
 //! 1. Whenever the store opens a connection, it asks the application for one, and keeps a clone. So
-//!    a pool gets its connection back at once, and waiting batches never empty it.
-//! 2. The store gives up an application's connection by the same rules as its own, and then asks
-//!    for another.
+//!    the pool gets its connection back at once, and is never empty because batches wait.
+//! 2. The store gives up an application's connection by the same rules as its own connections, and
+//!    asks the application for another one.
 //! 3. The application chooses the login, database and TLS.
 
 use std::{
@@ -30,8 +30,8 @@ use super::{
 pub(crate) type Open =
     Arc<dyn Fn(&ConnectionSettings) -> RedisFuture<'static, ServerConnection> + Send + Sync>;
 
-/// Opens connections by a closure. Its argument is the time after which it should try another way
-/// to get a connection.
+/// Opens connections by calling a closure. The closure's argument is the time after which it should
+/// try another way to get a connection.
 pub(crate) fn by_closure<F, C>(open: impl Fn(Duration) -> F + Send + Sync + 'static) -> Open
 where
     F: Future<Output = RedisResult<C>> + Send + 'static,
@@ -39,7 +39,7 @@ where
 {
     Arc::new(move |settings| {
         // A third of the time is for getting a connection, a third for its first reply, and a third
-        // for another way.
+        // for the other way.
         let opening = open(settings.connect_timeout / 3);
         let reply_timeout = settings.reply_timeout;
         Box::pin(async move {
@@ -59,9 +59,9 @@ where
 /// A pool opens a connection in the runtime that asks for it, and the connection works only as long
 /// as that runtime is driven. So only one runtime asks the pool: the one that calls this function
 /// or, outside any runtime, the first that needs a connection. Other runtimes open connections that
-/// the pool does not count. The asking runtime does so too, if the pool hands out no working
-/// connection in time: while the application is using all of them, or while Redis is away and the
-/// pool backs off between its tries.
+/// the pool does not count. The asking runtime also does so if the pool does not hand out a working
+/// connection in time. This happens while the application is using all of them, or while Redis is
+/// down and the pool backs off between its tries.
 pub(crate) fn by_pool<M>(pool: Pool<M>) -> Open
 where
     M: ManageConnection<Error = RedisError>,
@@ -84,8 +84,8 @@ where
     })
 }
 
-/// Returns a working connection from the pool that does not lead to a replica. `None` if the pool
-/// does not hand one out in time.
+/// Returns a working connection from the pool that does not lead to a replica. Returns `None` if
+/// the pool does not hand one out in time.
 async fn handed_out<M>(pool: &Pool<M>, patience: Duration) -> Option<M::Connection>
 where
     M: ManageConnection<Error = RedisError>,
@@ -100,8 +100,8 @@ where
     let info = info.and_then(Value::extract_error);
     let is_of_use = match info.and_then(|info| Ok(from_redis_value::<String>(info)?)) {
         Ok(info) => !info.contains("role:slave"),
-        // The user may lack `INFO`. Any other error means that the connection is useless, such as a
-        // subscribed one.
+        // The user may lack `INFO`. Any other error means that the connection is useless, for
+        // example because it is subscribed.
         Err(error) => error.code() == Some("NOPERM"),
     };
     is_of_use.then_some(connection)

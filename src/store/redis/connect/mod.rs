@@ -1,4 +1,4 @@
-//! How a Redis server is reached.
+//! How the store reaches a Redis server.
 //!
 //! Each runtime has a [`Pool`] with [`Connection`]s to one [`Server`]: a single node, the primary
 //! that sentinels name, a cluster, or wherever the application's own connections lead.

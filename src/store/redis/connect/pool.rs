@@ -1,19 +1,21 @@
-//! One runtime's connections, in the seats of bb8's pool.
+//! One runtime's connections. Each takes a seat in a bb8 pool.
 //!
 //! 1. If a caller takes an empty seat, a task opens a connection for it. Meanwhile, the caller uses
-//!    any connection that works. So callers wait only while none works. If the opening then fails,
-//!    they get its error at once.
-//! 2. Taking a connection sends nothing: its replies tell whether it works.
+//!    any connection that works. So callers wait only while no connection works. If the task cannot
+//!    open a connection, these callers get its error at once.
+//! 2. Taking a connection does not send anything: the replies to later requests tell whether it
+//!    works.
 //! 3. Only tasks take a connection or wait for one. Otherwise, a future that nobody polls could
 //!    keep a connection, or a turn in the pool, from all other callers. A check that is sent
 //!    without a task shares a connection that a task has opened.
 //! 4. Each batch takes the connection that has been free for the longest time, so all are used in
 //!    turn. One that is never used could be half-open, and only a burst of checks would show it. In
-//!    a cluster, a connection leads to all nodes, and batches share it. Turns help there as well:
-//!    the Redis client behind a connection stands still while it connects to a node that hangs.
-//! 5. When a connection fails, all that are open or being opened are given up with it: together
-//!    they are a generation. The reason is that a server that restarts or is demoted has mostly cut
-//!    all of them. If the others were still handed out, each would fail one check.
+//!    a cluster, a connection leads to all nodes, and batches share it. Using all in turn helps
+//!    there as well: the Redis client behind a connection stands still while it connects to a node
+//!    that hangs.
+//! 5. When a connection fails, all others that are open or being opened are given up with it:
+//!    together, they are a generation. The reason is that a server that restarts or is demoted has
+//!    usually cut all of them. If the others were still handed out, each would fail one check.
 
 use std::{
     convert::Infallible,
@@ -44,14 +46,15 @@ use super::{
 };
 use crate::{error::StoreError, local::lock};
 
-/// After a failed opening, no other connection is opened for this long, as long as one works. The
-/// server's connections may all be in use. Otherwise each batch would ask for another one.
+/// If a connection could not be opened, the pool waits this long before it opens another one, as
+/// long as any connection works. All connections that the server allows may be in use, and without
+/// this pause, each batch would try to open another one.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// One runtime's connections. Only that runtime may take them.
 pub(crate) struct Pool {
     seats: bb8::Pool<Seats>,
-    /// The tasks that open connections. They end with the pool.
+    /// The tasks that open connections. They end when the pool is dropped.
     openings: Mutex<JoinSet<()>>,
     opener: Arc<Opener>,
 }
@@ -67,7 +70,7 @@ struct Opener {
     distance: Arc<AtomicU64>,
 }
 
-/// A seat in the pool. Dropping it returns it.
+/// A seat in the pool. Dropping it returns it to the pool.
 type Seat = PooledConnection<'static, Seats>;
 
 /// A connection, with its seat unless other batches share it.
@@ -78,7 +81,7 @@ impl Pool {
     pub(crate) fn new(server: &Arc<Server>, distance: Arc<AtomicU64>) -> Self {
         let seats = bb8::Pool::builder()
             .max_size(server.settings.connections)
-            // A seat is part of the wait for a connection, which has a timeout already.
+            // Waiting for a seat is part of waiting for a connection, which already has a timeout.
             .connection_timeout(Duration::MAX)
             .idle_timeout(None)
             .max_lifetime(None)
@@ -104,10 +107,10 @@ impl Pool {
         shared.filter(|connection| connection.works())
     }
 
-    /// Takes a connection. On a single server, it comes with its seat, and one batch has it alone
-    /// until the seat is given back. In a cluster, it comes without a seat, and batches share it.
-    /// While a new connection opens, or if it cannot be opened, returns another that works. Only a
-    /// task may call this method.
+    /// Takes a connection. On a single server, the connection comes with its seat, and only one
+    /// batch uses it until the seat is given back. In a cluster, it comes without a seat, and
+    /// batches share it. While a new connection is being opened, or if it cannot be opened, returns
+    /// another one that works. Only a task may call this method.
     pub(crate) async fn take(&self) -> Result<Taken, StoreError> {
         let server = &self.opener.server;
         let mut shared = self.opener.shared.subscribe();
@@ -135,8 +138,8 @@ impl Pool {
         .await
     }
 
-    /// Opens all connections. Call this before any is in use, since it waits for each seat. A
-    /// connection that cannot be opened now is opened when needed.
+    /// Opens all connections. Call this before any connection is in use, since it waits for every
+    /// seat. A connection that cannot be opened now is opened when needed.
     pub(crate) async fn open_all(&self) {
         let mut opening = Vec::new();
         let mut open = Vec::new();
@@ -192,8 +195,8 @@ impl Pool {
                 opener.shared.send_replace(Some(connection.clone()));
                 (connection, seat)
             }));
-            // These two commands follow after the new connections were handed out, so a node that
-            // hangs does not delay callers.
+            // These two commands are sent only after the new connection has been handed out, so a
+            // node that hangs does not delay callers.
             if opener.server.is_cluster()
                 && let Some(new) = new
             {
@@ -219,7 +222,7 @@ impl ManageConnection for Seats {
         Ok(None)
     }
 
-    /// Empties a seat whose connection does not work.
+    /// Empties a seat if its connection does not work.
     async fn is_valid(&self, connection: &mut Option<Arc<Connection>>) -> Result<(), Infallible> {
         drop(connection.take_if(|connection| !connection.works()));
         Ok(())
@@ -231,8 +234,8 @@ impl ManageConnection for Seats {
 }
 
 impl Opener {
-    /// Opens a connection in the current generation. If the generation ends meanwhile, so does the
-    /// connection, since it may lead to the old server.
+    /// Opens a connection in the current generation. If the generation ends meanwhile, the new
+    /// connection is given up as well, since it may lead to the old server.
     async fn open(&self) -> RedisResult<Connection> {
         let settings = &self.server.settings;
         let reply_timeout = settings.reply_timeout;

@@ -4,8 +4,8 @@
 //!    the old primary, so the next one leads to the new primary.
 //! 2. The store asks all sentinels at once, and believes the first that names a working primary. So
 //!    a sentinel that is down, or still names the old primary, does not delay anything.
-//! 3. Without a primary, the most telling error wins: from the server that a sentinel has named, or
-//!    else from a sentinel that has answered.
+//! 3. If no primary is found, the store reports the most telling error: one from the server that a
+//!    sentinel has named, or else one from a sentinel that has answered.
 //! 4. The store does not keep connections to sentinels, because it seldom needs one.
 
 use std::{
@@ -42,14 +42,14 @@ enum Step {
     Failed(Told, RedisError),
 }
 
-/// Who explained the missing primary. Later variants are more telling.
+/// The source of the error if no primary is found. Errors from later variants are more telling.
 #[derive(PartialEq, PartialOrd)]
 enum Told {
     /// A sentinel that hangs.
     Silence,
-    /// A sentinel that cannot be reached, or is not one.
+    /// A sentinel that cannot be reached, or a server that is not a sentinel.
     Other,
-    /// A sentinel that does not know the name.
+    /// A sentinel that does not know the primary's name.
     Unknown,
     /// A sentinel that refuses the login or a command.
     Denied,
@@ -92,7 +92,7 @@ pub(super) async fn connect(
     Err(failure)
 }
 
-/// The primary's name for the sentinels. A socket has none.
+/// The name by which the sentinels know the primary. A socket does not have one.
 pub(super) fn name(primary: &ConnectionInfo) -> &str {
     match primary.addr() {
         ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => host,
@@ -100,7 +100,7 @@ pub(super) fn name(primary: &ConnectionInfo) -> &str {
     }
 }
 
-/// The primary, at the address that a sentinel names.
+/// Returns the primary's settings, with the address that a sentinel has named.
 fn at(primary: &ConnectionInfo, address: &Address) -> ConnectionInfo {
     let mut addr = primary.addr().clone();
     if let ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } = &mut addr {
@@ -159,7 +159,7 @@ async fn open_primary(
     }
 }
 
-/// Marks an error as the primary's, with its address if it cannot be reached.
+/// Marks an error as the primary's, and adds the primary's address if it cannot be reached.
 fn error_of_primary(address: &str, error: RedisError) -> RedisError {
     let text = error.to_string();
     if kind(&error) == Denied {

@@ -1,6 +1,6 @@
 //! The server behind a store's connections: one node, the primary that sentinels know, or a
-//! cluster. Knows which cluster node has which slot, and warns of a server that does not suit
-//! limits.
+//! cluster. This file also records which cluster node has which slot, and warns of a server that is
+//! unsuitable for limits.
 
 use std::{
     collections::BTreeMap,
@@ -36,8 +36,8 @@ use crate::{
 /// The default port.
 const DEFAULT_PORT: u16 = 6379;
 
-/// What kind of server it is, and how the store reaches it: at addresses, or by connections that
-/// the application opens.
+/// The kind of server, and how the store reaches it: at addresses, or through connections that the
+/// application opens.
 #[derive(Clone)]
 pub(crate) enum Topology {
     Node,
@@ -53,8 +53,9 @@ pub(crate) struct Server {
     pub(super) nodes: Vec<ConnectionInfo>,
     pub(crate) settings: ConnectionSettings,
     unsuitable_line: Throttle,
-    /// A cluster's nodes, each under the first slot in a range that it has. A range ends where the
-    /// next begins. A slot that has moved keeps its old node here until that node answers MOVED.
+    /// A cluster's nodes. The key is the first slot in a range, and the value is the node that has
+    /// the range. A range ends where the next one begins. A slot that has moved keeps its old node
+    /// here until that node answers MOVED.
     nodes_of_slots: Mutex<BTreeMap<u16, Arc<str>>>,
 }
 
@@ -190,9 +191,9 @@ impl Server {
             _ => shared(open(self.nodes[0].clone(), &self.settings.signing_in).await?),
         };
         // The reply to INFO shows two errors more clearly than a batch's. A server that asks for a
-        // password replies to a whole script with a protocol error, or hangs up. A server whose
-        // connections are all in use hangs up after its first reply. Other errors are ignored here,
-        // since the first batch meets them again.
+        // password replies to a whole script with a protocol error, or hangs up. If all of a
+        // server's connections are in use, it hangs up after its first reply. Other errors are
+        // ignored here, since the first batch will get them again.
         let sent = Instant::now();
         let info = connection().req_packed_command(&cmd("INFO")).await;
         distance.store(clock::micros(sent.elapsed()), Ordering::Relaxed);
@@ -225,7 +226,8 @@ impl Server {
     }
 }
 
-/// Makes sure that no certificate is ignored, from the settings or from an application's client.
+/// Makes sure that no certificate is ignored, whether it is from the settings or from an
+/// application's client.
 #[cfg(feature = "tls")]
 fn check_certificates(
     topology: &Topology,

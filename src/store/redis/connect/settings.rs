@@ -18,8 +18,8 @@ use rustls::crypto::CryptoProvider;
 use super::errors;
 use crate::error::ConfigError;
 
-/// The kernel ends a connection whose sent data is not acknowledged within this time. Keepalive
-/// probes begin when a peer has been idle for this long, and follow each other at the same
+/// The kernel ends a connection whose sent data is not acknowledged within this time. The kernel
+/// sends keepalive probes once a peer has been idle for this long, and repeats them at the same
 /// interval.
 const PEER_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -30,17 +30,17 @@ const PEER_TIMEOUT: Duration = Duration::from_secs(5);
 /// 2. TLS uses the cryptography provider that the application has installed for rustls.
 #[derive(Clone)]
 pub(crate) struct ConnectionSettings {
-    /// How the store signs in at a node, with the credentials provider if there is one. No timeouts
-    /// here, since the connect timeout covers all steps.
+    /// How the store signs in at a node, with the credentials provider if there is one. This does
+    /// not include timeouts, since the connect timeout covers all steps.
     pub(crate) signing_in: AsyncConnectionConfig,
-    /// Gives the credentials provider to a cluster's client.
+    /// Passes the credentials provider to a cluster's client.
     #[cfg(all(feature = "cluster", feature = "credentials"))]
     pub(crate) credentials:
         Option<Arc<dyn Fn(ClusterClientBuilder) -> ClusterClientBuilder + Send + Sync>>,
     #[cfg(feature = "tls")]
     pub(crate) certificates: TlsCertificates,
-    /// The most connections that a runtime opens, and the most batches in flight per queue unless
-    /// the server is far away.
+    /// The most connections that a runtime opens. This is also the most batches in flight per
+    /// queue, unless the server is far away.
     pub(crate) connections: u32,
     pub(crate) connect_timeout: Duration,
     pub(crate) reply_timeout: Duration,
@@ -51,7 +51,7 @@ pub(crate) fn node(url: &str) -> Result<ConnectionInfo, ConfigError> {
     let info = url
         .into_connection_info()
         .map_err(|cause| errors::url(url, &cause))?;
-    // The Redis client ignores what it does not know.
+    // The Redis client ignores parts of a URL that it does not know.
     let Some(parts) = redis::parse_redis_url(url) else {
         return Ok(info);
     };
@@ -101,7 +101,7 @@ impl Default for ConnectionSettings {
 }
 
 impl ConnectionSettings {
-    /// Sets TCP and TLS up.
+    /// Sets up TCP and TLS.
     pub(super) fn transport(&self, node: ConnectionInfo) -> Result<ConnectionInfo, ConfigError> {
         let node = node.set_tcp_settings(tcp_settings());
         // Without the feature `tls`, connections use the TLS that the application chose for the
@@ -113,8 +113,8 @@ impl ConnectionSettings {
         Ok(node)
     }
 
-    /// Sets TLS up. An application's client may have certificates already. Those in the settings
-    /// replace them.
+    /// Sets up TLS. An application's client may already have certificates. If there are
+    /// certificates in the settings, they replace the client's.
     #[cfg(feature = "tls")]
     fn tls(&self, node: ConnectionInfo) -> Result<ConnectionInfo, ConfigError> {
         if matches!(node.addr(), ConnectionAddr::TcpTls { insecure: true, .. }) {
@@ -122,8 +122,8 @@ impl ConnectionSettings {
                 "a rediss:// URL with #insecure is not supported: set `root_certificate`",
             ));
         }
-        // Without an installed provider, the Redis client would panic if the program was built with
-        // none or with two.
+        // If no provider is installed, the Redis client would panic in a program that was built
+        // with none or with two.
         if CryptoProvider::get_default().is_none() {
             return Err(ConfigError::new(
                 "TLS needs a provider of cryptography: begin the program with \
@@ -158,9 +158,9 @@ impl ConnectionSettings {
 
 /// Sets the user, the password, the database and the protocol.
 pub(super) fn sign_in(node: ConnectionInfo, mut redis: RedisConnectionInfo) -> ConnectionInfo {
-    // With a password, the Redis client also tells the server its name. If it sent the password
-    // alone, it would take any server error for a wrong password. Without a password, it does not
-    // tell its name, since that would hide why a server hangs up.
+    // With a password, the Redis client also tells the server its name. If it sent only the
+    // password, it would take any server error for a wrong password. Without a password, it does
+    // not send its name, since that would hide why a server hangs up.
     if redis.password().is_none() {
         redis = redis.set_skip_set_lib_name();
     }

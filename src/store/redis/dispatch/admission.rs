@@ -2,11 +2,11 @@
 //!
 //! | job | joins the queue | otherwise |
 //! |---|---|---|
-//! | a check that takes a prefetch | while at most a 64th of the capacity waits, since the checks of callers go first | an error |
-//! | a check behind as many equal ones as its limits can admit | if few jobs wait, for exact figures. If the reply is late, it is refused as expected, just before its deadline, and if Redis fails, at once. Otherwise a flood would pass by fail-open | refused |
-//! | – that is a part of a check of several slots | never: then the other slots are not asked, and nothing has to be given back | refused |
+//! | a check that takes a prefetch | while at most a 64th of the capacity waits, since callers' checks go first | an error |
+//! | a check behind as many equal ones as its limits can admit | if few jobs wait, to get exact figures. If the reply is late, the check is refused as expected, just before its deadline. If Redis fails, it is refused at once, since otherwise a flood would pass by fail-open | refused |
+//! | – if it is one slot's part of a cross-slot check | never, so the other slots are not asked, and no units have to be given back | refused |
 //! | any other check | if it is expected to have its answer within its deadline, and the queue has room | an error |
-//! | a settlement | while less than twice the capacity waits: what is lost cannot be asked again | an error |
+//! | a settlement | while less than twice the capacity waits, since a lost settlement cannot be asked for again | an error |
 //!
 //! So a client never fills the queue with checks that its own limit refuses, and checks whose
 //! callers have left do not take room. The wait is estimated from the times at which earlier
@@ -30,13 +30,13 @@ use crate::{
     store::redis::connect::ASKING,
 };
 
-/// The most waiting checks. This bounds the memory while Redis hangs. While it works, deadlines
-/// mostly keep the queue shorter: a check that Redis could not decide in time does not queue, and
-/// Redis decides fewer checks than this within a deadline.
+/// The most checks that may wait. This bounds the memory while Redis hangs. While Redis works,
+/// deadlines usually keep the queue shorter: a check that Redis could not decide in time does not
+/// queue, and Redis decides fewer checks than this within a deadline.
 pub(super) const CAPACITY: usize = 65_536;
 
-/// Before the queue refuses a job, it removes cancelled jobs if more than a 32nd of the waiting
-/// ones may be cancelled. So one scan removes many.
+/// Before the queue refuses a job, it removes cancelled jobs, but only if more than a 32nd of the
+/// waiting jobs may be cancelled. So each scan removes many jobs.
 const PART_OF_CANCELLED: usize = 32;
 
 /// The shortest time between two scans for passed deadlines. Only checks that take places cause
@@ -46,13 +46,13 @@ const BETWEEN_WALKS: Duration = Duration::from_millis(10);
 /// A check that is expected to be refused waits for its figures until 1/8 of its deadline is left.
 const EARLY: u32 = 8;
 
-/// The floor for the smoothed time per check when a multiple of it caps a sample. Few servers are
-/// faster.
+/// A multiple of the smoothed time per check caps each sample. For this cap, the smoothed time
+/// counts as at least this long. Few servers are faster.
 const SHORT_TIME: Duration = Duration::from_micros(10);
 
 /// Prefetches are taken only while at most a 64th of the queue's capacity waits. That is only a few
-/// batches, since prefetches delay the checks behind them. They are given back however many jobs
-/// wait, since their units count until then.
+/// batches, since prefetches delay the checks behind them. Prefetches are given back no matter how
+/// many jobs wait, since their units count until then.
 const PART_OF_PREFETCHES: usize = 64;
 
 pub(super) struct Admission {
@@ -67,19 +67,19 @@ pub(super) struct Admission {
     /// first at the deadline of the first such check. `cancelled` does not count them.
     first_end: Option<Instant>,
     /// The smoothed time per check: from one batch to the next, divided by the checks in the first.
-    /// Zero until two batches have told it, and again after the queue was empty, so that an earlier
-    /// wait does not refuse a check.
+    /// It is zero until two batches have been measured, and again after the queue was empty, so
+    /// that a check is not refused because of an earlier wait.
     pub(super) time_per_check: Duration,
-    /// When the last batch left, and its checks. `None` if no job waited behind it.
+    /// When the last batch left, and the number of its checks. `None` if no job waited behind it.
     last_batch: Option<(Instant, u32)>,
 }
 
 /// How a job joins the queue.
 pub(super) struct Admitted {
-    /// The digest for the job's turn.
+    /// The digest by which the job takes turns.
     pub(super) turn: Option<u64>,
-    /// The refusal expected for a check behind equal ones, and how long its caller waits for
-    /// figures instead.
+    /// The refusal expected for a check behind equal ones, and how long its caller waits for exact
+    /// figures before it gets this refusal.
     pub(super) expected: Option<(Box<Decision>, Duration)>,
 }
 
@@ -96,8 +96,8 @@ impl Admission {
         }
     }
 
-    /// Decides whether a job may join the waiting jobs, and may remove cancelled ones. The error is
-    /// the job's answer.
+    /// Decides whether a job may join the waiting jobs. To make room, this may remove cancelled
+    /// jobs. An `Err` has the job's answer.
     pub(super) fn admit(
         &mut self,
         job: &mut Job,
@@ -143,7 +143,7 @@ impl Admission {
         Crowd::join(&mut self.crowds, check, &self.digester)
     }
 
-    /// True if a job would wait beyond its deadline, or finds no room.
+    /// True if a job would wait beyond its deadline, or if the queue has no room for it.
     fn is_too_long(&self, job: &Job, turn: Option<u64>, waiting: &Turns, in_flight: usize) -> bool {
         let most = self.capacity * if job.is_check() { 1 } else { 2 };
         waiting.len() >= most || self.wait(waiting.ahead_of(turn), in_flight) > job.deadline
@@ -165,9 +165,9 @@ impl Admission {
         self.first_end = self.first_end.or(end);
     }
 
-    /// The estimated time until a job has its answer, after all jobs in flight and ahead. A third
-    /// is added for slow batches. Otherwise more checks would be answered too late, and would only
-    /// delay others.
+    /// Estimates the time until a job has its answer, after all jobs that are in flight or ahead of
+    /// it. A third is added for slow batches. Otherwise, more checks would be answered too late,
+    /// and would only delay others.
     pub(super) fn wait(&self, ahead: usize, in_flight: usize) -> Duration {
         let ahead = ahead + in_flight * MAX_BATCH;
         let checks = (ahead + ahead / 3) as u32;
@@ -189,10 +189,10 @@ impl Admission {
         Box::new(Err(error.of_one_check()))
     }
 
-    /// Samples the time per check, from the last batch to the one that leaves now, behind which
-    /// jobs may wait. A pause of the server says little about later batches, so a sample is capped
-    /// at four times the smoothed time. The cap is multiplied by the batches in flight, since all
-    /// may leave together.
+    /// Samples the time per check, from the last batch to the one that leaves now. `waiting` is the
+    /// number of jobs that wait behind the new batch. If the server pauses once, this says little
+    /// about later batches, so a sample is capped at four times the smoothed time. The cap is
+    /// multiplied by the number of batches in flight, since all of them may leave together.
     pub(super) fn measure(
         &mut self,
         now: Instant,
@@ -224,7 +224,7 @@ mod tests {
         store::redis::dispatch::turns::tests::{CALLS, Waiting},
     };
 
-    /// Batches that leave a queue.
+    /// Makes batches leave a queue.
     struct Batches {
         waiting: Waiting,
         admission: Admission,
@@ -242,8 +242,8 @@ mod tests {
             }
         }
 
-        /// Lets batches leave together, of four that are in flight. Returns the microseconds per
-        /// check.
+        /// Lets this many of the four batches in flight leave together. Returns the microseconds
+        /// per check.
         fn leave(&mut self, batches: usize, after: u64) -> u128 {
             self.now += Duration::from_millis(after);
             for _ in 0..batches {

@@ -1,12 +1,12 @@
 //! A batch: checks and settlements in one script call.
 //!
-//! Equal checks become copies, which travel as one check. Together they cost Redis about as much as
-//! one. The order of arrival still decides: a check joins an earlier one only if no job between
-//! them touches their keys.
+//! Equal checks become copies, which travel as one check. Together, they cost Redis about as much
+//! as a single check. The order of arrival still matters: a check joins an earlier one only if no
+//! job between them touches their keys.
 //!
 //! Jobs that differ only in their keys and ids are a run, whose figures are sent once: `head.lua`
-//! describes the arguments. Places are freed without the script, in batches of their own: the
-//! script would cost Redis 60 % more instructions per place.
+//! describes the arguments. Places are freed without the script, in separate batches: with the
+//! script, Redis would need 60 % more instructions per place.
 
 use std::{
     iter, mem,
@@ -61,8 +61,8 @@ impl Batch {
         }
     }
 
-    /// The batch for a [lone](super::lone) check that was sent when `asked` says, and has this
-    /// reply.
+    /// Returns the batch for a [lone](super::lone) check that has been sent and has this reply.
+    /// `asked` says when it was sent.
     pub(super) fn sent(
         job: Box<Job>,
         slot: Option<u16>,
@@ -79,7 +79,7 @@ impl Batch {
         }
     }
 
-    /// Keeps the jobs to send again, and fails the others. Returns true if any are left.
+    /// Keeps the jobs that will be sent again, and fails the others. Returns true if any are left.
     pub(super) fn keep(&mut self, is_kept: impl Fn(&Job) -> bool, error: &StoreError) -> bool {
         let (kept, others) = self.jobs.drain(..).partition(|job| is_kept(job));
         self.jobs = kept;
@@ -91,11 +91,11 @@ impl Batch {
     ///
     /// If the server answers NOSCRIPT, one EVAL runs the script and loads it. Unlike SCRIPT LOAD,
     /// this takes only one round trip, certainly reaches the right server, and does not need a
-    /// permission of its own. The EVAL has run the batch, so no second EVALSHA follows.
+    /// separate permission. The EVAL runs the batch, so no second EVALSHA follows.
     ///
-    /// If the connection was idle, and any check must not run twice, the connection first has to
-    /// prove that it works. A second try does not need this proof: its checks may run twice, or the
-    /// server has just replied that they have not run.
+    /// If the connection was idle, and the batch has a check that must not run twice, the
+    /// connection first has to prove that it works. A second try does not need this proof: its
+    /// checks may run twice, or the server has just replied that they have not run.
     pub(super) async fn send(
         &mut self,
         connection: &Connection,
@@ -105,7 +105,8 @@ impl Batch {
         if !again && let Some(unrepeatable) = self.jobs.iter().find(|job| !job.is_repeatable()) {
             let now = Instant::now();
             if connection.is_idle(slot, now) {
-                // Boxed, since few batches need this future, and it would enlarge every batch's.
+                // Boxed, since few batches need this future, and it would enlarge the future of
+                // every batch.
                 Box::pin(prove(unrepeatable, connection, &self.common.keys, now)).await?;
             }
         }
@@ -114,14 +115,14 @@ impl Batch {
             let sent = Instant::now();
             let send = async || connection.send_all(&removals, again, sent).await;
             let reply = self.timed(sent, send).await;
-            // An earlier try may have freed the places, so all count as freed.
+            // An earlier try may have freed the places, so all of them count as freed.
             if again {
                 return reply.map(|_| Value::Array(vec![Value::Int(1); removals.len()]));
             }
             return reply;
         }
-        // Capacity for about all arguments, so that the command is not copied as it grows: a key
-        // and an id per job, and a few arguments per run.
+        // The capacity suffices for about all arguments, so that the command is not copied as it
+        // grows: each job has a key and an id, and each run has a few arguments.
         let arguments = 16 + 3 * self.jobs.len();
         let mut evalsha = Cmd::with_capacity(2 + arguments, 64 + 32 * arguments);
         self.write(evalsha.arg("EVALSHA").arg(&*SHA1), again);
@@ -215,7 +216,7 @@ impl Batch {
     /// Answers every caller, from the script's reply or with the error.
     pub(super) fn finish(mut self, reply: Result<Value, StoreError>) {
         // A caller may ask again as soon as it has its answer. Redis has decided all these checks,
-        // so none is ahead of it then.
+        // so none of them counts as ahead of the new check.
         for job in &self.jobs {
             job.leave_crowd();
         }
@@ -235,15 +236,15 @@ impl Batch {
         }
     }
 
-    /// Keeps a decision whose caller has left: the next caller gets a refusal at once, and unused
-    /// units are given back.
+    /// Makes use of a decision whose caller has left: a refusal is cached so that the next caller
+    /// gets it at once, and unused units are given back.
     fn keep_unclaimed(&self, check: &Check, is_unused: bool, decision: &Decision) {
         let is_refused = !decision.is_allowed();
         if is_refused && let Some((sent, generation)) = self.asked {
             let refusals = &self.common.local_state.refusals;
             refusals.learn_late(check, decision, sent.elapsed(), generation);
         }
-        // A caller that gave the id may try again, and then uses the units.
+        // A caller that gave the id may try again, and that try uses the units.
         if is_unused && check.id().is_none() {
             self.common.give_back(check, decision);
         }
@@ -257,8 +258,8 @@ impl Batch {
         }
     }
 
-    /// Gives back what these jobs may have taken under the chosen charges, although no reply says
-    /// so.
+    /// Gives back the units that these jobs may have taken under the chosen charges, although no
+    /// reply says so.
     pub(super) fn give_back(&self, jobs: &[Box<Job>], is_chosen: impl Fn(&Job, &Charge) -> bool) {
         if self.is_in_doubt {
             let refunds = jobs
@@ -287,15 +288,16 @@ impl Drop for Batch {
     }
 }
 
-/// True for a charge to give back if the reply is lost: a place, or a charge found by its id in one
-/// slot's part, since other slots may refuse.
+/// True if the charge has to be given back when the reply is lost. This holds for a place. It also
+/// holds for a charge that the store finds by its id, if the job is one slot's part of a check,
+/// since other slots may refuse the check.
 fn is_given_back(job: &Job, charge: &Charge) -> bool {
     charge.takes_place() || job.is_part && charge.is_found_by_id()
 }
 
 /// Coalesces equal checks: makes each a copy of an earlier one, where the order of arrival allows
 /// it. Puts prefetches last, since no request waits for them. So a check never comes behind its
-/// key's prefetch, and equal checks join even across one.
+/// key's prefetch, and two equal checks join even if a prefetch came between them.
 fn join(jobs: Vec<Box<Job>>) -> Vec<Box<Job>> {
     let digester = Digester::default();
     // The index of the last job that touches each key, by key hash. If two keys collide, equal
@@ -310,8 +312,8 @@ fn join(jobs: Vec<Box<Job>>) -> Vec<Box<Job>> {
             prefetches.push(job);
             continue;
         }
-        // Copies mostly come in a row. So if the last job has copies, the new job is compared with
-        // it before its keys are hashed.
+        // Copies usually come in a row. So if the last job has copies, the new job is compared with
+        // it before the new job's keys are hashed.
         if let Some(last) = joined.last_mut()
             && last.count() > 1
             && last.is_interchangeable_with(&job)
@@ -336,8 +338,8 @@ fn join(jobs: Vec<Box<Job>>) -> Vec<Box<Job>> {
     joined
 }
 
-/// Tests the connection before a check that must not be sent twice. Fails if the connection does
-/// not work, and any reply from the key's node proves that it does.
+/// Tests the connection before a check that must not be sent twice. Any reply from the key's node
+/// proves that the connection works. Without one, this fails.
 async fn prove(job: &Job, connection: &Connection, keys: &Keys, now: Instant) -> RedisResult<()> {
     let charge = job.check().first();
     let mut read = cmd("ZCARD");
@@ -360,18 +362,18 @@ fn malformed() -> StoreError {
     StoreError::new(ASKING, StoreErrorKind::Other, cause)
 }
 
-/// A charge's figures after all its check's copies are decided: the used units, the microseconds
-/// until fewer are used, the reserved units, the retry time, and the retry time if all reserved
-/// units were given back now.
+/// A charge's figures once all copies of its check have been decided: the used units, the
+/// microseconds until fewer are used, the reserved units, the retry time, and the retry time if all
+/// reserved units were given back now.
 type Figures = [u64; 5];
 
 /// The answers for all jobs and their copies: the decision, and whether a settlement was applied.
-/// `None` if the reply is not the script's, but probably from a proxy in front of Redis.
+/// `None` if the reply is not from the script. It is probably from a proxy in front of Redis.
 fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64) -> Option<Vec<Answer>> {
     let mut answers = Vec::with_capacity(jobs.len());
     let mut fields = match reply {
         Value::Array(fields) => fields,
-        // The short form's reply.
+        // The reply to the short form.
         Value::BulkString(bytes) if bytes.len() % 8 == 0 => bytes
             .as_chunks()
             .0
@@ -388,14 +390,15 @@ fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64) -> Option<Vec<A
     } else {
         number(&mut fields)?
     };
-    // All jobs share one list's memory, which saves 1.3 % for a check with a key of its own.
+    // All jobs reuse one list's memory, which saves 1.3 % for a check with its own key.
     let mut figures: Vec<Figures> = Vec::new();
     for job in jobs {
         let check = job.check();
         let count = job.count();
         let is_of_places = job.is_release() || job.is_renewal();
         figures.clear();
-        // Most jobs get figures and no record: all copies are admitted, and nothing is reserved.
+        // Most jobs get figures instead of a record: all copies are admitted, and no units are
+        // reserved.
         let (admitted, counted_at) = if let Some(Value::Int(_)) = fields.as_slice().first() {
             for _ in check.charges() {
                 // A freed or renewed place has one figure, which says whether it was held.
@@ -426,8 +429,8 @@ fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64) -> Option<Vec<A
         }
         let at = system_time(counted_at.unwrap_or(now));
         for copy in 0..count {
-            // If an earlier try has counted the copies, all get the present status. Otherwise, a
-            // copy's status leaves out later copies' units.
+            // If an earlier try has counted the copies, all of them get the present status.
+            // Otherwise, a copy's status does not include the units that later copies take.
             let later = if counted_at.is_some() {
                 0
             } else {
@@ -439,7 +442,7 @@ fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64) -> Option<Vec<A
                 let [used, reset, mut reserved, retry, mut least] =
                     figures.next().copied().unwrap_or_default();
                 if charge.limit().is_concurrent() {
-                    // Any place may be free in a moment, so all count as reserved.
+                    // Any place may be freed in a moment, so all of them count as reserved.
                     (reserved, least) = (used, 0);
                 }
                 let has_retry = (copy >= admitted || charge.is_shadow()) && retry > 0;
@@ -454,7 +457,7 @@ fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64) -> Option<Vec<A
 }
 
 /// Reads the figures in a check's record. Returns how many copies are admitted, and when an earlier
-/// try counted them, or `None` if none did.
+/// try counted them, or `None` if no earlier try did.
 fn read_record(
     record: Vec<Value>,
     check: &Check,
@@ -485,8 +488,8 @@ fn number(fields: &mut impl Iterator<Item = Value>) -> Option<u64> {
     u64::try_from(number).ok()
 }
 
-/// The error for a key that another application uses, or that cannot be written. The script's text
-/// begins with the charge's number, from 1.
+/// The error for a key that another application uses, or that the store cannot write. The script's
+/// text begins with the charge's number, from 1.
 fn key_error(check: &Check, text: &[u8]) -> StoreError {
     let text = String::from_utf8_lossy(text);
     let (number, text) = text.split_once(' ').unwrap_or(("", &text));

@@ -3,15 +3,15 @@
 //!
 //! 1. All slots are asked at the same time, so a decision takes one round trip. Each slot decides
 //!    its part, all or nothing. The check is admitted if all slots admit it.
-//! 2. If a slot refuses, the caller has its answer at once, and what the other slots have counted
-//!    is given back behind it. Until then, a check that meets these units may be refused too early.
-//!    No limit ever admits too much.
-//! 3. All parts count under one id, as a single slot's admission would. Units without their own id,
-//!    such as a compact log's, are taken from the sum for their time.
+//! 2. If a slot refuses, the caller gets its answer at once, and the units that the other slots
+//!    have counted are given back afterwards. Until then, these units may cause other checks to be
+//!    refused too early. No limit ever admits too much.
+//! 3. All parts count under one id, like an admission in a single slot. To give back units without
+//!    their own id, such as a compact log's, the script takes them from the sum for their time.
 //! 4. If the caller gave the id, nothing is given back: another try under the same id may rely on
-//!    what this one has counted.
-//! 5. If the caller leaves, parts that wait in a queue are not sent, and parts on their way are
-//!    given back by their [batch](super::batch). So are those whose slot's reply is lost.
+//!    the units that this one has counted.
+//! 5. If the caller leaves, parts that wait in a queue are not sent, and parts that have been sent
+//!    are given back by their [batch](super::batch). A part whose reply is lost is also given back.
 
 use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
@@ -32,7 +32,7 @@ use crate::{
 /// One slot's part of a check.
 struct Part {
     check: Check,
-    /// Its charges' indices in the whole check.
+    /// The indices that its charges have in the whole check.
     indices: Vec<usize>,
 }
 
@@ -43,7 +43,7 @@ struct Decided<'a> {
     waiting: Vec<(&'a Part, Receiver<Answer>, Caller)>,
     /// The parts with their decisions, and whether each was counted or settled just now.
     parts: Vec<(&'a Part, Decision, bool)>,
-    /// True if dropping this value gives back what was counted.
+    /// True if the units that were counted are given back when this value is dropped.
     is_given_back: bool,
 }
 
@@ -63,7 +63,7 @@ impl Dispatcher {
         })
     }
 
-    /// Splits a check by slot. Returns `None` if all keys share one.
+    /// Splits a check by slot. Returns `None` if all keys share one slot.
     fn parts(&self, check: &Check) -> Option<Vec<Part>> {
         let first = check.first().key();
         if check.charges().all(|charge| charge.key() == first) {
@@ -160,8 +160,8 @@ impl Decided<'_> {
         outcome
     }
 
-    /// The decision on the whole check, without the units that are given back. If a slot has not
-    /// replied, its charges' figures are unknown.
+    /// Returns the decision on the whole check, without the units that are given back. If a slot
+    /// has not replied, its charges' figures are unknown.
     fn whole(&self, check: &Check, id: AdmissionId, is_refused: bool) -> Decision {
         let mut at = SystemTime::UNIX_EPOCH;
         let mut statuses = vec![None; check.charges().count()];
@@ -191,7 +191,8 @@ impl Drop for Decided<'_> {
             return;
         }
         for (part, answer, _) in &mut self.waiting {
-            // An answer may have come without being read. Later ones find that nobody waits.
+            // An answer may have arrived without being read, so it is read below. Later answers
+            // find that nobody waits for them.
             answer.close();
             if let Ok(Ok((decision, is_new))) = answer.try_recv() {
                 self.parts.push((*part, decision, is_new));

@@ -14,15 +14,15 @@ use crate::{
     key::{ByDigest, Digester, make_room},
 };
 
-/// Units that leave after this many microseconds count for as long as any check waits.
+/// Units that stay in the window for at least this many microseconds outlast any check's wait.
 const LONGEST_WAIT: u64 = 1_000_000;
 
 /// The number of checks in each crowd, by check digest.
 pub(super) type Crowds = ByDigest<Arc<AtomicU64>>;
 
-/// A check's membership in its crowd. It ends with the answer, or when the caller leaves before the
-/// check is sent. A check on its way is ahead of others even after its deadline: it may have passed
-/// by fail-open, and be counted.
+/// A check's membership in its crowd. It ends when the check is answered, or when the caller leaves
+/// before the check is sent. A check that has been sent counts as ahead of others even after its
+/// deadline: its request may have passed by fail-open, and Redis may still count the check.
 pub(super) struct Crowd {
     members: Arc<AtomicU64>,
     has_left: AtomicBool,
@@ -49,13 +49,13 @@ impl Crowd {
         self.members.load(Ordering::Relaxed).saturating_sub(1)
     }
 
-    /// True if this check's limits can never admit more equal checks than are ahead of it.
+    /// True if at least as many equal checks are ahead of this one as its limits can admit.
     pub(super) fn refuses(&self, check: &Check) -> bool {
         most_admitted(check).is_some_and(|most| self.ahead() >= most)
     }
 
-    /// This check's refusal, or `None` if the limits may admit it. The number ahead is read once,
-    /// since callers leave meanwhile.
+    /// Returns this check's refusal, or `None` if its limits may admit it. The number of checks
+    /// ahead is read only once, since it changes when callers leave.
     pub(super) fn refusal(&self, check: &Check) -> Option<Decision> {
         let ahead = self.ahead();
         most_admitted(check).filter(|most| ahead >= *most)?;
@@ -71,14 +71,15 @@ impl Crowd {
         self.is_sent.store(true, Ordering::Relaxed);
     }
 
-    /// Ends a leaving caller's membership, unless its check was sent.
+    /// Removes the check from its crowd when its caller leaves. If the check was sent, it stays in
+    /// the crowd.
     pub(super) fn leave_unsent(&self) {
         if !self.is_sent.load(Ordering::Relaxed) {
             self.leave();
         }
     }
 
-    /// The check no longer counts as ahead of others.
+    /// Stops counting the check as ahead of others.
     pub(super) fn leave(&self) {
         if !self.has_left.swap(true, Ordering::Relaxed) {
             self.members.fetch_sub(1, Ordering::Relaxed);
@@ -92,9 +93,11 @@ impl Drop for Crowd {
     }
 }
 
-/// The most equal checks that this check's limits can admit while they wait. `None` if no limit
-/// bounds the number. Units with a short window or lease may leave meanwhile. An id may have been
-/// counted before, which only the store knows. A caller in line may be behind its own last try.
+/// Returns the most equal checks that this check's limits can admit while the checks wait. Returns
+/// `None` if no limit bounds the number. A charge with a short window or lease does not bound it,
+/// since its units may leave meanwhile. There is also no bound if the check has an id from its
+/// caller, since only the store knows whether it has counted this id before. The same holds if the
+/// caller waits in line, since it may be behind its own earlier try.
 pub(super) fn most_admitted(check: &Check) -> Option<u64> {
     if !check.is_unmarked() {
         return None;

@@ -1,6 +1,6 @@
-//! One dispatcher per runtime: its queues and connections, and what it shares with the store's
-//! others. This file also sends single commands, such as a reset, and tries a new store out.
-//! `lone.rs` and `send.rs` send checks and settlements.
+//! A runtime's dispatcher: its queues and connections, and the state that it shares with the
+//! store's other dispatchers. This file also sends single commands, such as a reset, and tries out
+//! a new store. `lone.rs` and `send.rs` send checks and settlements.
 
 use std::{
     error::Error,
@@ -44,7 +44,7 @@ use crate::{
 /// The number of slot ranges for a cluster. Most clusters have fewer nodes.
 const CLUSTER_RANGES: usize = 16;
 
-/// A driven runtime runs a task within this time, even on a busy machine.
+/// A runtime that is driven runs a new task within this time, even on a busy machine.
 const DRIVEN_WITHIN: Duration = Duration::from_secs(1);
 
 /// 2^53: doubles represent every integer up to it.
@@ -57,10 +57,10 @@ pub(crate) struct Common {
     /// A test's clock. `None` if the script reads the server's.
     pub(crate) clock: Option<ManualClock>,
     pub(crate) local_state: LocalState,
-    /// The store's dispatchers, mostly one. Each has its runtime's id beside it, so that a look-up
-    /// upgrades only one pointer. If it upgraded others as well, their dispatchers might end
-    /// meanwhile. The look-up would then drop them, and the futures that wait for them, under the
-    /// lock.
+    /// The store's dispatchers, usually only one. Each is stored with its runtime's id, so that a
+    /// look-up upgrades only one weak pointer. If it upgraded others as well, their dispatchers
+    /// might end meanwhile. In that case, the look-up would drop them, and the futures that wait
+    /// for them, while it holds the lock.
     pub(crate) dispatchers: Mutex<Vec<(Id, Weak<Dispatcher>)>>,
     /// Tells each dispatcher when the last clone of the store is dropped.
     pub(crate) store: watch::Receiver<()>,
@@ -71,9 +71,9 @@ pub(crate) struct Common {
 
 /// Sends the jobs from one tokio runtime.
 ///
-/// 1. Connections, and tasks that send, work only while their runtime is driven. So each runtime
-///    has its own queues and connections, and one that is not driven, or ends, does not delay
-///    others.
+/// 1. Connections, and the tasks that send jobs, work only while their runtime is driven. So each
+///    runtime has its own queues and connections, and a runtime that ends or is not driven does not
+///    delay others.
 /// 2. A task in the runtime owns the dispatcher, so the dispatcher ends with the runtime.
 /// 3. All dispatchers end with the store.
 pub(crate) struct Dispatcher {
@@ -88,15 +88,16 @@ pub(crate) struct Dispatcher {
 }
 
 impl Common {
-    /// The current runtime's dispatcher. The thread that completes calls has a runtime that ends
-    /// soon, and an application should not open connections there. So if the application opens
-    /// them, this runtime gets the dispatcher of another driven runtime, if there is one.
+    /// The current runtime's dispatcher. The thread that completes unfinished calls has a runtime
+    /// that ends soon, so the application should not open connections there. If the application
+    /// opens the connections, that runtime gets another runtime's dispatcher, provided that the
+    /// other runtime is driven.
     pub(crate) async fn dispatcher(self: &Arc<Self>) -> Result<Arc<Dispatcher>, StoreError> {
         let runtime = Handle::try_current().map_err(without_runtime)?;
         if let Some(known) = known(&self.dispatchers, runtime.id()) {
             return Ok(known);
         }
-        // Boxed, since few calls need this future.
+        // Boxed to keep this future small, since few calls need the inner one.
         if self.server.is_given()
             && Owed::is_in_brief_runtime()
             && let Some(driven) = Box::pin(self.driven()).await
@@ -126,8 +127,8 @@ impl Common {
         Ok(dispatcher)
     }
 
-    /// Returns another runtime's dispatcher, if that runtime runs a task soon. A single-threaded
-    /// runtime may no longer be driven, and would never send anything.
+    /// Returns another runtime's dispatcher, if that runtime soon runs a test task. A
+    /// single-threaded runtime may no longer be driven, so it would never send anything.
     async fn driven(&self) -> Option<Arc<Dispatcher>> {
         let own = Handle::try_current().ok()?.id();
         let all = lock(&self.dispatchers).clone();
@@ -156,7 +157,7 @@ impl Common {
     ) {
         if reply.is_ok() {
             let part = slot.and_then(|slot| self.server.node_of(slot));
-            // By a test's clock, a reply takes no time, however busy the machine is.
+            // With a test's clock, a reply counts as immediate, however busy the machine is.
             let took = if self.clock.is_some() {
                 Duration::ZERO
             } else {
@@ -205,8 +206,8 @@ impl Dispatcher {
         self.is_by_slot().then(|| self.common.keys.hash_slot(key))
     }
 
-    /// The slot's queue for releases, or for other jobs. Nodes with neighbouring slots take
-    /// different queues.
+    /// Returns the slot's queue for releases, or its queue for other jobs. Nodes with neighbouring
+    /// slots use different queues.
     pub(super) fn queue(&self, slot: Option<u16>, is_release: bool) -> &Arc<Queue> {
         let of_release = usize::from(is_release);
         let Some(slot) = slot else {
@@ -218,7 +219,7 @@ impl Dispatcher {
     }
 
     /// The permit to send a check without the queue. Until the first reply, a task sends each
-    /// check, and hears the reply even if it comes too late for the caller.
+    /// check, since a task receives even a reply that comes too late for the caller.
     pub(super) fn lone_permit(&self, slot: Option<u16>) -> Option<Permit> {
         self.common.local_state.round_trip.known()?;
         self.queue(slot, false).lone_permit()
@@ -240,9 +241,9 @@ impl Dispatcher {
             .await
     }
 
-    /// Runs a future that needs a connection in a task, which ends if the caller stops waiting.
-    /// Only the task keeps the dispatcher alive. So it ends with its runtime, even if nobody polls
-    /// the caller's future.
+    /// Runs a future that needs a connection, in a task that ends if the caller stops waiting. Only
+    /// the task keeps the dispatcher alive. So the dispatcher ends with its runtime, even if nobody
+    /// polls the caller's future.
     pub(super) async fn in_task<T, F>(
         self: Arc<Self>,
         run: impl FnOnce(Arc<Self>) -> F,
@@ -261,8 +262,8 @@ impl Dispatcher {
         result.unwrap_or_else(|error| Err(without_runtime(error)))
     }
 
-    /// Sends a command, with one retry if it may help. The command may run twice, so it must be
-    /// idempotent.
+    /// Sends a command, and retries it once if that may help. The command may run twice, so it must
+    /// be idempotent.
     pub(super) async fn send(&self, command: &Cmd) -> Result<(), StoreError> {
         let mut reply = self.try_once(command, false).await?;
         if let Err(error) = &reply
@@ -278,14 +279,14 @@ impl Dispatcher {
         Ok(connection.send(command, again, Instant::now()).await)
     }
 
-    /// Runs each script command. Then asks for a check that takes nothing, on two keys, or on one
-    /// if the server is known to refuse keys in several slots. Success shows that the server was
-    /// reached, knows the script, and lets this user run all commands that will be needed on the
-    /// store's keys. The store then also knows whether cross-slot calls work.
+    /// Runs each command that the script uses. After that, asks for a check that takes no units, on
+    /// two keys, or on one if the server is known to refuse keys in several slots. Success shows
+    /// that the server was reached, knows the script, and lets this user run all commands that will
+    /// be needed on the store's keys. It also tells the store whether cross-slot calls work.
     pub(crate) async fn try_out(self: Arc<Self>) -> Result<(), StoreError> {
         self.in_task(|dispatcher| async move {
-            // A node that hangs delays a cluster's connections by the connect timeout, after which
-            // the calls below would give up.
+            // In a cluster, a node that hangs delays the connections by the connect timeout. The
+            // calls below give up after the same time, so the connections are opened first.
             if dispatcher.common.server.is_cluster() {
                 dispatcher.pool.open_all().await;
             }
@@ -303,8 +304,9 @@ impl Dispatcher {
         .await
     }
 
-    /// Runs each script command once, all at the same time, on a key that no limit has. If the user
-    /// may not run a command, the error names it. The script's error would not.
+    /// Runs each command that the script uses, all at the same time, on a key that no limit uses.
+    /// If the user may not run a command, the error names the command. The script's error would
+    /// not.
     async fn run_commands(self: &Arc<Self>) -> Result<(), StoreError> {
         let key = format!("{}:", self.common.keys.prefix);
         let mut runs = JoinSet::new();
@@ -352,15 +354,16 @@ pub(super) fn is_unknown(reply: &RedisResult<Value>) -> bool {
         .is_err_and(|error| error.kind() == ErrorKind::Server(ServerErrorKind::NoScript))
 }
 
-/// A number that the script wrote as a double. `None` if something else wrote it, such as a
-/// proxy.
+/// Reads a number that the script wrote as a double. Returns `None` if anything else wrote it, such
+/// as a proxy.
 pub(super) fn of_double(double: [u8; 8]) -> Option<u64> {
     let number = f64::from_le_bytes(double);
     let is_of_script = (0.0..=MOST_OF_SCRIPT).contains(&number) && number.fract() == 0.0;
     is_of_script.then_some(number as u64)
 }
 
-/// The error without a runtime, or after it has ended. It does not count as a store failure.
+/// The error for a call without a runtime, or after its runtime has ended. It does not count as a
+/// store failure.
 pub(crate) fn without_runtime(cause: impl Into<Box<dyn Error + Send + Sync>>) -> StoreError {
     StoreError::new(ASKING, StoreErrorKind::Other, cause).of_one_check()
 }

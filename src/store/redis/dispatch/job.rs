@@ -19,8 +19,9 @@ use crate::{
     store::redis::keys::Keys,
 };
 
-/// A prefetch waits for others to travel with: for a 64th of its life, and at most
-/// [`LONGEST_WAIT`]. It does not wait if that is less than [`SHORTEST_WAIT`], a timer's precision.
+/// A prefetch waits so that others can travel with it: for a 64th of its life, and at most
+/// [`LONGEST_WAIT`]. It does not wait if that time is shorter than [`SHORTEST_WAIT`], a timer's
+/// precision.
 const PART_OF_LIFE: u32 = 64;
 const LONGEST_WAIT: Duration = Duration::from_millis(4);
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
@@ -36,10 +37,10 @@ enum Work {
 
 type HearsRefund = dyn FnOnce(&Settlement, &Answer) + Send + Sync;
 
-/// A settlement, which continues if its caller leaves.
+/// A settlement, which is made even if its caller leaves.
 struct Settling {
     settlement: Settlement,
-    /// Hears the answer to a [refund](Job::refund).
+    /// Receives the answer to a [refund](Job::refund).
     hears_refund: Option<Box<HearsRefund>>,
     _outdated: Outdated,
     _underway: Underway,
@@ -57,23 +58,23 @@ pub(crate) struct Job {
     /// The admission's id. A check gets its id when it joins a batch, and its copies get the ids
     /// that follow. All parts of a cross-slot check have one id, from the start.
     pub(super) id: AdmissionId,
-    /// The caller that waits while a task sends the job. `None` while the caller itself sends its
-    /// check.
+    /// The channel to the caller that waits while a task sends the job. `None` while the caller
+    /// itself sends its check.
     caller: Option<Sender<Answer>>,
     /// Equal checks that travel as copies of this one.
     copies: Vec<Copied>,
     /// How long the caller waits.
     pub(super) deadline: Duration,
-    /// The end of the deadline, for a check that takes a place. After it, the caller has left, and
-    /// only a task waits for the answer, to free the place. `None` for other jobs.
+    /// The end of the deadline, for a check that takes a place. After that, the caller has left,
+    /// and only a task waits for the answer so that it can free the place. `None` for other jobs.
     pub(super) end: Option<Instant>,
-    /// The crowd of equal checks that this check is in until it is answered: see
+    /// The crowd of equal checks to which this check belongs until it is answered: see
     /// [`admission`](super::admission).
     pub(super) crowd: Option<Arc<Crowd>>,
     /// True if this is one slot's part of a [cross-slot check](super::cross_slot).
     pub(super) is_part: bool,
-    /// True if as many equal checks are ahead as the limits can admit. The caller may get a refusal
-    /// before the reply.
+    /// True if as many equal checks are ahead of this one as the limits can admit. The caller may
+    /// get a refusal before the reply arrives.
     pub(super) is_behind: bool,
 }
 
@@ -95,7 +96,7 @@ impl Job {
     }
 
     /// Gives back units that the store has certainly counted. Units without an id are taken from
-    /// the sum for their time. `hear` gets the answer, or is dropped if there is none.
+    /// the sum for their time. `hear` is called with the answer, or is dropped if there is none.
     pub(super) fn refund(
         settlement: Settlement,
         local_state: &LocalState,
@@ -109,10 +110,10 @@ impl Job {
     }
 
     pub(crate) fn settle(settlement: Settlement, local_state: &LocalState) -> Box<Self> {
-        // A settlement mostly invalidates cached refusals for its limits and keys. There are two
+        // A settlement invalidates the cached refusals for its limits and keys, with two
         // exceptions. Settling a prefetch does not, since a refusal that counts its units as
-        // reserved is cached for at most a life. Renewing a place does not, since it gives nothing
-        // back.
+        // reserved is cached for at most the prefetch's life. Renewing a place does not, since it
+        // does not give anything back.
         let outdating = settlement.accounts().filter(|(charge, cost)| {
             charge.life().is_none() && cost.is_some_and(|cost| cost == 0 || !charge.takes_place())
         });
@@ -153,7 +154,7 @@ impl Job {
         answer
     }
 
-    /// The check to decide, or the settled admission's check.
+    /// Returns the check to decide, or the settled admission's check.
     pub(super) fn check(&self) -> &Check {
         match &self.work {
             Work::Decide(check) => check,
@@ -185,8 +186,9 @@ impl Job {
         }
     }
 
-    /// The settlements that give back what a check and its copies have taken, under the chosen
-    /// charges. Empty if the caller gave the id, since it may then try the check again.
+    /// Returns the settlements that give back the units that a check and its copies have taken
+    /// under the chosen charges. Returns none if the caller gave the id, since the caller may try
+    /// the check again under this id.
     pub(super) fn refunds(&self, is_chosen: impl Fn(&Charge) -> bool) -> Vec<Settlement> {
         let copies = if self.is_check() { self.count() } else { 0 };
         let ids = (0..copies).map(|copy| AdmissionId(self.id.0.wrapping_add(copy)));
@@ -209,7 +211,7 @@ impl Job {
         self.check().only_charge().is_some() && self.settles_places(|cost| cost > Some(0))
     }
 
-    /// True if the job only settles places, at such costs.
+    /// True if the job only settles places, and `is_cost` holds for each cost.
     fn settles_places(&self, is_cost: impl Fn(Option<u64>) -> bool) -> bool {
         let Some(settlement) = self.settlement() else {
             return false;
@@ -276,7 +278,7 @@ impl Job {
             || charges.all(|charge| charge.units() == 0 || charge.is_found_by_id())
     }
 
-    /// The check and its copies no longer count as ahead of others.
+    /// Stops counting the check and its copies as ahead of others.
     pub(super) fn leave_crowd(&self) {
         let copies = self.copies.iter().filter_map(|copy| copy.crowd.as_ref());
         for crowd in self.crowd.iter().chain(copies) {
@@ -284,14 +286,14 @@ impl Job {
         }
     }
 
-    /// Gives the next answers to the callers, in order. Calls `keep` for each decision whose caller
-    /// has left, with the check and whether its admission is unused.
+    /// Gives the next answers to the callers, in order. If a caller has left, calls `keep` with its
+    /// decision, the check, and whether the admission is unused.
     pub(super) fn finish(
         self,
         answers: &mut impl Iterator<Item = Answer>,
         mut keep: impl FnMut(&Check, bool, Decision, bool),
     ) {
-        // Before a caller has its answer, since it may ask again at once.
+        // This comes before the callers have their answers, since they may ask again at once.
         self.leave_crowd();
         let (mut check, mut refund) = (None, None);
         match self.work {
@@ -341,8 +343,9 @@ impl Job {
     }
 }
 
-/// Gives back a check's chosen charges, which may have been counted under this id. `None` if there
-/// are none, or if the caller gave the id, since it may then try the check again.
+/// Returns the settlement that gives back a check's chosen charges, which may have been counted
+/// under this id. Returns `None` if there are none, or if the caller gave the id, since the caller
+/// may try the check again under this id.
 pub(super) fn refund_by_id(
     check: &Check,
     id: AdmissionId,
@@ -364,7 +367,7 @@ pub(super) fn only_slot(check: &Check, keys: &Keys) -> Option<u16> {
     is_only.then_some(slot)
 }
 
-/// The script's word for what a job asks: see `head.lua`.
+/// The script's word for the kind of a job: see `head.lua`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Plain,
@@ -396,7 +399,7 @@ impl Kind {
     }
 }
 
-/// Appends a run's arguments. If the script call asks nothing else, the kind is left out. `now` is
+/// Appends a run's arguments. If the script call has no other run, the kind is left out. `now` is
 /// the time as far as this process knows it.
 #[cfg_attr(
     not(feature = "calendar"),
@@ -512,8 +515,8 @@ fn figures_of(charge: &Charge) -> [f64; 5] {
     [units, cost, window, sub_window, later]
 }
 
-/// The figures for a check under a fixed window, counter or compact log that counts or refuses, and
-/// whose id the store does not remember. `None` for other checks.
+/// Returns the figures for a check under a fixed window, counter or compact log, if the check is
+/// counted or refused, and the store does not remember its id. Returns `None` for other checks.
 pub(super) fn sum(check: &Check) -> Option<[f64; 5]> {
     let charge = check.only_charge()?;
     let is_sum = matches!(
@@ -523,7 +526,8 @@ pub(super) fn sum(check: &Check) -> Option<[f64; 5]> {
     (is_sum && check.id().is_none() && charge.is_counted_or_refused()).then(|| figures_of(charge))
 }
 
-/// The script's word for a charge that is spent, never refuses, or takes nothing. Empty for others.
+/// The script's word for a charge that is spent, never refuses a check, or does not take units.
+/// Empty for other charges.
 fn mode(charge: &Charge) -> &'static str {
     match (charge.is_shadow(), charge.takes_nothing()) {
         _ if charge.is_spent() => "spent",

@@ -1,8 +1,8 @@
-//! The fast path: a lone check, while few others are in flight. It is one unit under an exact log,
-//! or any cost under an algorithm that adds units up. Most requests in a process that is not busy
-//! make such a check. Its caller sends it, without a job, batch or task. The general way handles
-//! the unusual: a script that the server does not know, a reply other than the short one, and an
-//! error.
+//! The fast path for a lone check, while few others are in flight. Such a check takes one unit
+//! under an exact log, or has any cost under an algorithm that adds units up. If a process is not
+//! busy, most requests make such a check. Its caller sends it, without a job, batch or task. The
+//! general way takes over if the server does not know the script, if the reply is not the short
+//! one, or after an error.
 
 use std::{
     sync::{Arc, Weak},
@@ -28,7 +28,7 @@ use crate::{
     store::redis::{connect::Connection, script::SHA1},
 };
 
-/// The permit to send a lone check, and what to send it with.
+/// The permit to send a lone check, and the means to send it.
 pub(crate) struct Lone {
     common: Arc<Common>,
     dispatcher: Weak<Dispatcher>,
@@ -40,7 +40,8 @@ pub(crate) struct Lone {
 }
 
 impl Lone {
-    /// `None` if the check has to go the general way. The caller waits for at most `deadline`.
+    /// Returns `None` if the check has to go the general way. The caller waits for at most
+    /// `deadline`.
     pub(crate) fn new(common: &Arc<Common>, check: &Check, deadline: Duration) -> Option<Self> {
         let charge = check.only_charge()?;
         let sum = if is_single(charge) {
@@ -48,7 +49,7 @@ impl Lone {
         } else {
             Some(sum(check)?)
         };
-        // A caller that leaves within the reply timeout does not need another timer.
+        // If the caller gives up within the reply timeout anyway, no other timer is needed.
         let is_brief = deadline <= common.server.settings.reply_timeout;
         if !is_brief || check.id().is_some() || common.clock.is_some() {
             return None;
@@ -94,7 +95,7 @@ impl Lone {
         let generation = common.local_state.refusals.generation();
         let reply = connection.send_briefly(&command, sent).await;
         permit.end();
-        // The caller may have polled late.
+        // The caller may have polled late, so `deadline` bounds which replies count as samples.
         common.heard(slot, sent, deadline, &reply);
         if let Some([now, used, reset]) = short_reply(&reply) {
             connection.note_reply(slot.unwrap_or_default(), sent);
@@ -146,7 +147,7 @@ fn is_single(charge: &Charge) -> bool {
     charge.cost() == 1 && !charge.limit().is_concurrent() && charge.is_plain()
 }
 
-/// The numbers in the reply to an admitted check in the short form.
+/// Reads the numbers in the reply to a short-form check that was admitted.
 fn short_reply(reply: &RedisResult<Value>) -> Option<[u64; 3]> {
     let Ok(Value::BulkString(bytes)) = reply else {
         return None;

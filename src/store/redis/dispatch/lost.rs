@@ -1,5 +1,5 @@
-//! Places and units that may have been taken, although no reply says so: by a batch whose
-//! connection broke or whose runtime ended, or by a check that only some slots have admitted.
+//! Places and units that have to be given back: a batch may have taken them before its connection
+//! broke or its runtime ended, or a check may have taken them in only some slots.
 
 use std::{
     borrow::Cow,
@@ -24,12 +24,12 @@ use crate::{
 };
 
 /// Lost places and units are given back twice, with this wait in between. The first time may be too
-/// early: it uses another connection, so a server that stalled may run the lost batch only
+/// early: since it uses another connection, a server that stalled may run the lost batch only
 /// afterwards.
 const BEFORE_SECOND_RELEASE: Duration = Duration::from_millis(500);
 
-/// Gives back what is in `taken` when dropped: in a task on the current runtime, or in a thread if
-/// there is no runtime, or it ends.
+/// When dropped, gives back everything in `taken`. It does so in a task on the current runtime, or
+/// in a thread if there is no runtime or the runtime ends.
 pub(super) struct Lost {
     common: Arc<Common>,
     taken: Vec<Settlement>,
@@ -37,8 +37,9 @@ pub(super) struct Lost {
 }
 
 impl Common {
-    /// Gives back what this check has counted, before this process's next check. A refund whose
-    /// answer is dropped is sent nevertheless, without a queue if there is no runtime.
+    /// Gives back the units that this check has counted, before this process's next check. The
+    /// refund is sent although its answer is dropped here. If there is no runtime, it is sent
+    /// without a queue.
     pub(super) fn give_back(self: &Arc<Self>, check: &Check, decision: &Decision) {
         let refund = Lost::refund(check, decision, self);
         if let (Some(refund), Ok(dispatcher)) = (refund, self.own_dispatcher()) {
@@ -48,7 +49,8 @@ impl Common {
 }
 
 impl Lost {
-    /// The job that gives back what a check has counted, or `None` if that is nothing.
+    /// Returns the job that gives back the units that a check has counted, or `None` if it has not
+    /// counted any.
     pub(super) fn refund(
         check: &Check,
         decision: &Decision,
@@ -63,7 +65,8 @@ impl Lost {
         refund
             .accounts()
             .find(|(_, cost)| decision.is_allowed() && cost.is_some())?;
-        // Units in a sum are given back once. A second time would take them from other admissions.
+        // Units in a sum are given back only once. A second refund would take units from other
+        // admissions.
         let again = refund_by_id(check, id, Charge::is_found_by_id);
         let lost = Self::new(common, again.into_iter().collect());
         let state = &common.local_state;
@@ -71,7 +74,7 @@ impl Lost {
         Some(job)
     }
 
-    /// Hears a refund's answer, and reports units that stay counted.
+    /// Receives a refund's answer, and reports units that stay counted.
     fn hear(mut self, refund: &Settlement, answer: &Answer) {
         static LINE: LazyLock<Throttle> = LazyLock::new(Throttle::default);
         let stays = match answer {
@@ -125,7 +128,8 @@ async fn free_once(common: &Arc<Common>, taken: &[Settlement]) {
     let mut calls = JoinSet::new();
     for settlement in taken {
         let common = Arc::clone(common);
-        // Each try looks up a dispatcher, since an ending runtime's is useless.
+        // Each try looks up a dispatcher, since the dispatcher of a runtime that is ending is
+        // useless.
         calls.spawn(give_back(vec![settlement.clone()], move |settlement| {
             let common = Arc::clone(&common);
             let job = Job::settle(settlement, &common.local_state);

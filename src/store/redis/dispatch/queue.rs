@@ -1,23 +1,23 @@
 //! Checks and settlements that wait for the next batch.
 //!
-//! 1. While few checks are in flight, a check leaves at once. While the allowed number of batches
-//!    is in flight, checks queue, if [admission](super::admission) lets them. When a batch returns,
+//! 1. While few checks are in flight, a check leaves at once. While as many batches are in flight
+//!    as allowed, checks queue, if [admission](super::admission) lets them. When a batch returns,
 //!    the queued checks leave as the next one, by [turns](super::turns) between their keys. No
 //!    timer delays a check.
 //! 2. A check whose caller has stopped waiting is not sent.
 //! 3. A task with a permit serves the queue until it is empty.
-//! 4. A check that finds no batch and few other checks in flight skips the queue: its caller sends
-//!    it, without a task. If those callers stop polling, other checks queue instead. A settlement
-//!    never skips the queue, since it must happen even if its caller leaves.
-//! 5. If several checks have lately left as one batch, more may come together with the next one. So
-//!    it does not skip the queue, and a task sends one batch with all checks that have come by the
-//!    time it runs. Redis then runs fewer scripts, and fewer replies wake this process. After a
-//!    caller has left without its reply, checks queue as well: a task hears even a late reply, and
-//!    samples the round trip from it.
+//! 4. A check skips the queue if no batch and few other checks are in flight: its caller sends it,
+//!    without a task. If the callers of checks in flight stop polling, later checks queue instead.
+//!    A settlement never skips the queue, since it must be made even if its caller leaves.
+//! 5. If several checks have recently left as one batch, the next check may not come alone either.
+//!    So it does not skip the queue, and a task sends one batch with all checks that have arrived
+//!    by the time it runs. Redis then runs fewer scripts, and fewer replies wake this process.
+//!    After a caller has left without its reply, checks queue as well: a task receives even a late
+//!    reply, and can sample the round trip from it.
 //! 6. Nobody waits for a prefetch. So prefetches gather for a small part of their life before they
-//!    leave, or leave earlier with a batch of checks.
-//! 7. Callers have only weak pointers to the queue. So it ends with its runtime, and callers whose
-//!    jobs wait in it get an error.
+//!    leave. They leave earlier if a batch of checks leaves.
+//! 7. Callers have only weak pointers to the queue. So the queue ends with its runtime, and callers
+//!    whose jobs wait in it get an error.
 
 #[cfg(not(test))]
 use std::sync::{Mutex, MutexGuard};
@@ -40,8 +40,8 @@ use super::{
 };
 use crate::{decision::Decision, local::Crowded, metrics};
 
-/// The most checks in flight that have skipped the queue. For so few, a task and a batch each would
-/// cost this process more than they save.
+/// The most checks in flight that have skipped the queue. For so few checks, it would cost this
+/// process more to run a task and build a batch for each than that would save.
 const MOST_ALONE: usize = if cfg!(test) { 1 } else { 4 };
 
 /// After this many batches in a row with a single check, a check may skip the queue again.
@@ -49,7 +49,7 @@ const ALONE: u8 = 8;
 
 pub(super) struct Queue {
     max_in_flight: usize,
-    /// True while a task waits for prefetches to gather and leave together.
+    /// True while a task waits so that prefetches can gather and leave together.
     pub(super) is_gathering: AtomicBool,
     crowded: Arc<Crowded>,
     state: Mutex<State>,
@@ -61,8 +61,8 @@ struct State {
     in_flight: usize,
     /// The checks in flight that skipped the queue.
     alone: usize,
-    /// How many batches with one check have to leave before a check may skip the queue. Zero at
-    /// first.
+    /// How many more batches with a single check have to leave before a check may skip the queue.
+    /// Zero at first.
     until_alone: u8,
 }
 
@@ -82,8 +82,9 @@ impl Queue {
         })
     }
 
-    /// The permit to send a check without the queue, if few checks are in flight. With at most one
-    /// batch in flight, there is no such permit, since the check would be a second one.
+    /// Returns the permit to send a check without the queue, if no batch and few such checks are in
+    /// flight. A queue that allows only one batch in flight never gives this permit, since the
+    /// check would count as a second batch.
     pub(super) fn lone_permit(self: &Arc<Self>) -> Option<Permit> {
         let mut state = self.lock();
         let is_busy = state.in_flight > 0 || state.alone >= MOST_ALONE;
@@ -136,9 +137,9 @@ impl Queue {
         queued
     }
 
-    /// The permit for one batch in flight. `None` if all are taken: the tasks that have them send
-    /// the waiting jobs. If the server is far away, `for_distance` may allow more batches than the
-    /// queue does.
+    /// Returns the permit for one batch in flight. Returns `None` if all permits are taken: the
+    /// tasks that have them send the waiting jobs. If the server is far away, `for_distance` may
+    /// allow more batches than the queue does.
     pub(super) fn batch_permit(
         self: &Arc<Self>,
         for_distance: impl FnOnce() -> usize,
@@ -178,8 +179,8 @@ impl Permit {
             .is_some_and(|queue| queue.lock().waiting.len() > 0)
     }
 
-    /// Takes the next batch. If the queue is empty, returns `None` and ends the permit. The next
-    /// job then gets its own permit.
+    /// Takes the next batch. If the queue is empty, returns `None` and ends the permit. After that,
+    /// the next job gets its own permit.
     pub(super) fn next_batch(&mut self) -> Option<Vec<Box<Job>>> {
         let queue = self.queue.upgrade()?;
         let mut state = queue.lock();
@@ -219,17 +220,17 @@ impl Drop for Permit {
     }
 }
 
-/// A queued job's future answer, or the answer at once if it cannot be queued. The latter is rare,
-/// so it is boxed.
+/// The receiver for a queued job's answer, or the answer itself if the job cannot be queued. The
+/// second case is rare, so its answer is boxed.
 pub(super) type Queued = Result<(Receiver<Answer>, Caller), Box<Answer>>;
 
-/// A queued job's caller. When it stops waiting, its job is cancelled, and the queue counts it as
-/// cancelled.
+/// A queued job's caller. When the caller stops waiting, its job is cancelled, and the queue counts
+/// the job as cancelled.
 pub(super) struct Caller {
     queue: Weak<Queue>,
-    /// Ends with the job.
+    /// The job's crowd. It ends with the job.
     crowd: Option<Weak<Crowd>>,
-    /// The expected refusal, and how long the caller waits for figures instead.
+    /// The expected refusal, and how long the caller waits for a reply with exact figures instead.
     pub(super) expected: Option<(Box<Decision>, Duration)>,
 }
 
@@ -381,7 +382,7 @@ mod tests {
         first
     }
 
-    /// They have their answers, although their callers have not yet been polled.
+    /// The checks have their answers, although their callers have not yet been polled.
     #[test]
     fn copies_that_have_their_answers_are_ahead_of_no_other() {
         on_one_thread(|| {
@@ -400,7 +401,7 @@ mod tests {
         });
     }
 
-    /// The caller behind them was told a refusal. The others may have passed by fail-open.
+    /// The caller behind the others got a refusal. The others may have passed by fail-open.
     #[test]
     fn only_a_check_behind_its_copies_is_given_back() {
         on_one_thread(|| {
@@ -424,7 +425,7 @@ mod tests {
         });
     }
 
-    /// Its caller may have passed by fail-open. A caller in line has not.
+    /// A sent check's caller may have passed by fail-open. The caller of a queued check has not.
     #[test]
     fn a_check_on_its_way_is_ahead_although_its_caller_has_left() {
         on_one_thread(|| {
@@ -523,8 +524,8 @@ mod tests {
         });
     }
 
-    /// The first checks come while few checks wait. A caller that leaves makes room for another
-    /// check, and so does a caller that has its answer.
+    /// The first checks come while few checks wait. When a caller leaves or has its answer, there
+    /// is room for another check.
     #[test]
     fn no_more_equal_checks_wait_than_their_limit_admits() {
         on_one_thread(|| {
@@ -639,8 +640,8 @@ mod tests {
         });
     }
 
-    /// Prefetches join a queue only while few jobs wait in it, so the rest of the queue is for the
-    /// checks of callers.
+    /// Prefetches join a queue only while few jobs wait in it, so the rest of the queue is left for
+    /// the checks of callers.
     #[test]
     fn prefetches_leave_the_queue_to_the_checks_of_callers() {
         on_one_thread(|| {

@@ -26,8 +26,8 @@ use crate::{
     store::redis::connect::{Connection, Taken, failure},
 };
 
-/// The most batches in flight because the server is far away: one per millisecond of round trip, up
-/// to this number. As many batches as connections may be in flight in any case.
+/// If the server is far away, one batch per millisecond of the round trip may be in flight, up to
+/// this number. In any case, there may be one batch in flight per connection.
 const MOST_IN_FLIGHT: u128 = 64;
 
 /// The outer error means that there was no connection. The inner one is from the connection or
@@ -49,8 +49,8 @@ impl Dispatcher {
             let batch = Batch::new(vec![job], slot, &self.common);
             let dispatcher = Arc::downgrade(&self);
             drop(self);
-            // Boxed, since few waiting futures send their check themselves, and it would enlarge
-            // all of them.
+            // Boxed, since few callers' futures send the check themselves, and this inner future
+            // would enlarge all of them.
             return Box::pin(send_alone(batch, connection, permit, dispatcher)).await;
         }
         let queued = self.enqueue(job);
@@ -77,8 +77,8 @@ impl Dispatcher {
     }
 
     /// The permit to send a batch. If the server is far away, more batches may be in flight, so
-    /// that a check queues for only a fraction of the round trip. A server that is slow but near
-    /// gets no more: further batches would wait there, without fair queueing across keys.
+    /// that a check queues for only a fraction of the round trip. If the server is near but slow,
+    /// no more batches are sent: they would wait at the server, without fair queueing across keys.
     fn batch_permit(&self, queue: &Arc<Queue>) -> Option<Permit> {
         queue.batch_permit(|| {
             let round_trip = &self.common.local_state.round_trip;
@@ -90,7 +90,7 @@ impl Dispatcher {
     /// Lets prefetches wait for each other, and then serves the queue.
     async fn serve_after(self: Arc<Self>, wait: Duration, queue: Arc<Queue>) {
         sleep(wait).await;
-        // Another task gathers prefetches that come later.
+        // If prefetches come later, another task gathers them.
         queue.is_gathering.store(false, Ordering::SeqCst);
         if let Some(permit) = self.batch_permit(&queue) {
             self.serve(permit).await;
@@ -101,8 +101,9 @@ impl Dispatcher {
     async fn serve(self: Arc<Self>, mut permit: Permit) {
         let mut was_alone = false;
         loop {
-            // Tasks that are ready may add their checks to the batch. But after a lone check with
-            // none behind it, the next check finds no batch in flight, so its caller sends it.
+            // Tasks that are ready may still add their checks to the batch. After a lone check with
+            // none behind it, this task does not wait for them. The next check then finds no batch
+            // in flight, so its caller sends it.
             if !was_alone || permit.has_waiting() {
                 yield_now().await;
             }
@@ -114,12 +115,13 @@ impl Dispatcher {
         }
     }
 
-    /// Sends jobs as one batch, or as one batch per slot, all at once, if batches are by slot.
+    /// Sends jobs as one batch. If batches are by slot, sends one batch per slot, all at the same
+    /// time.
     async fn send_all(self: &Arc<Self>, jobs: Vec<Box<Job>>) {
         if !self.is_by_slot() {
             return self.send_batch(jobs, None).await;
         }
-        // Under `None` are cross-slot checks that came before the server first refused one.
+        // The entry for `None` has cross-slot checks that came before the server first refused one.
         let mut slots = BTreeMap::<Option<u16>, Vec<_>>::new();
         for job in jobs {
             let slot = only_slot(job.check(), &self.common.keys);
@@ -148,7 +150,8 @@ impl Dispatcher {
     /// Answers a batch's callers, after a retry if that may help.
     async fn conclude(self: &Arc<Self>, mut batch: Batch, mut reply: Reply) {
         if !matches!(reply, Ok(Ok(_))) {
-            // Boxed, since few batches are retried, and it would enlarge every batch's future.
+            // Boxed, since few batches are retried, and the inner future would enlarge every
+            // batch's.
             reply = Box::pin(self.try_again(&mut batch, reply)).await;
         }
         let refusal = ErrorKind::Server(CrossSlot);
@@ -170,7 +173,7 @@ impl Dispatcher {
     /// Retries a batch if that may help, and returns the last reply. All jobs are sent again if
     /// none has run, either because a cluster node does not have the slot, or because the
     /// connection did not prove that it works. After a broken connection, only idempotent jobs are
-    /// sent again, and checks whose callers have left never are.
+    /// sent again. A check whose caller has left is never sent again.
     async fn try_again(self: &Arc<Self>, batch: &mut Batch, mut reply: Reply) -> Reply {
         let Ok(Err(error)) = &reply else { return reply };
         if self.is_worth_another_try(error) {
@@ -198,9 +201,9 @@ pub(super) async fn answer_to(queued: Queued) -> Answer {
     };
     let answer = match caller.expected.take() {
         None => answer.await,
-        // Boxed, since few checks wait like this.
+        // Boxed, since few checks wait with a timeout.
         Some((refusal, wait)) => match Box::pin(timeout(wait, answer)).await {
-            // The checks ahead meet the failure mode, which may admit all of them.
+            // The failure mode now handles the checks ahead, and may admit all of them.
             Ok(Ok(Err(error))) if !error.is_of_one_check => Ok(Ok((*refusal, false))),
             Ok(answer) => answer,
             Err(_) => return Ok((*refusal, false)),

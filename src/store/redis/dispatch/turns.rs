@@ -10,11 +10,11 @@ use std::{
 use super::job::Job;
 use crate::key::{ByDigest, Digester};
 
-/// The most checks in a batch. In a larger one, each check costs Redis more: the batch no longer
-/// fits into the processor's nearest cache.
+/// The most checks in a batch. In a larger batch, each check costs Redis more, since the batch no
+/// longer fits into the processor's nearest cache.
 pub(super) const MAX_BATCH: usize = 64;
 
-/// The most checks in a batch that begins with [`MAX_BATCH`] copies. To Redis, copies are one
+/// The most checks in a batch that begins with [`MAX_BATCH`] copies. Redis decides copies as one
 /// check.
 const MAX_COPIES: usize = 128;
 
@@ -44,7 +44,7 @@ impl Turns {
         is_long.then(|| job.check().first().digest(digester))
     }
 
-    /// The most jobs that leave before a job that joins this turn now.
+    /// The most jobs that leave before a job with this turn, if it joins now.
     pub(super) fn ahead_of(&self, turn: Option<u64>) -> usize {
         let own = turn.and_then(|digest| self.many.get(&digest));
         let rounds = own.map_or(0, VecDeque::len) + 1;
@@ -121,7 +121,7 @@ pub(super) mod tests {
         store::redis::dispatch::job::Answer,
     };
 
-    /// A limit of more units than any of these tests takes.
+    /// A limit with more units than any of these tests takes.
     pub(crate) const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
 
     /// Jobs that wait, and their callers.
@@ -193,7 +193,8 @@ pub(super) mod tests {
         }
     }
 
-    /// The turns begin behind the jobs that leave in the order of their arrival.
+    /// The jobs that arrived first leave in the order of their arrival. The turns begin behind
+    /// them.
     #[test]
     fn each_key_has_one_turn_and_its_checks_keep_their_order() {
         let mut waiting = Waiting::default();

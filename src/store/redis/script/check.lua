@@ -1,20 +1,20 @@
--- Deciding a check: all charges or none.
+-- Decides a check: counts all its charges or none.
 --
 -- Takes  add_to_sum, call, clamped, count, counts_of, find, finish_of, following, heads_of,
 --        is_full, LARGEST, log_falls_to, LONGEST_LIFE, LOOKED_AT, NAMED, named, now, outlive,
 --        overlapping, read, score_of, shared, text, time_in, time_of, try, weigh
 -- Gives  write_status, failure_of, decide
 
--- The time from which an entry counts by the present clock: its own, but no later than the time
--- under which an admission is recorded now. For a prefetch, that bound is a life ahead of the
--- clock.
+-- Returns the time from which an entry counts, by the present clock. This is the entry's time, but
+-- no later than the time under which a new admission is recorded. For a prefetch, the latest time
+-- is a life ahead of the clock.
 local function counted_from(log, time, is_prefetch)
   return math.min(time, is_prefetch and now + LONGEST_LIFE or log.is_counter and now or log.at)
 end
 
--- Moves entries from the future, where a step back of the clock leaves them, to the present. After
--- that, the key is right again within one window. Each refusal moves the newest such entries, at
--- most 100. A server without memory does not move any.
+-- Moves entries from the future to the present. They are in the future if the clock has stepped
+-- back. Once they are moved, the key's counts are correct again within one window. Each refusal
+-- moves the newest of these entries, at most 100. A server without memory does not move any.
 local function pull_back(log)
   local latest = counted_from(log, LARGEST)
   local is_any = false
@@ -39,10 +39,10 @@ local function pull_back(log)
   outlive(log, log.at, log.sub_window)
 end
 
--- The first moment at which at most `most` units are used. `entries` has the entries that leave
--- next, each with its score. `total` counts the units in all entries, without a counter's sums.
--- Without `with_reserved`, reserved units do not count, and are not in `total`. The result is a
--- lower bound if more entries have to leave than were read.
+-- Returns the first moment at which at most `most` units are used. `entries` has the entries that
+-- leave next, each followed by its score. `total` counts the units in all entries, without a
+-- counter's sums. Unless `with_reserved`, reserved units do not count, and `total` does not include
+-- them. The result is a lower bound if more entries have to leave than were read.
 local function first_fit(log, most, total, entries, with_reserved)
   local from, leaves = now, counted_from(log, now) + log.window
   for i = 1, #entries, 2 do
@@ -63,8 +63,9 @@ local function first_fit(log, most, total, entries, with_reserved)
   return total > 0 and #entries == 2 * LOOKED_AT and math.min(fits, leaves) or fits
 end
 
--- Returns the microseconds until at most `most` units are used, and the same if all reserved units
--- were given back now. Both are lower bounds if more entries have to leave than a check may read.
+-- Returns the microseconds until at most `most` units are used, and the microseconds until then if
+-- all reserved units were given back now. Both are lower bounds if more entries have to leave than
+-- a check may read.
 local function wait(log, most)
   pull_back(log)
   if log.is_behind then return 1, 0 end
@@ -82,7 +83,7 @@ local function wait(log, most)
   return retry, log.reserved > 0 and first_fit(log, most, total - log.reserved, entries, false) - now or retry
 end
 
--- Appends a log's status to a record with length `r`, and returns the new length.
+-- Appends a log's status to a record, whose length is `r`, and returns the new length.
 local function write_status(record, r, log, retry, least)
   -- The moment at which fewer units are used.
   local fewer = log.oldest and log.oldest + log.window
@@ -98,7 +99,7 @@ end
 
 -- Returns how many copies of the check an earlier try has counted in this log, and when. Returns
 -- nothing if it has counted none. A charge that takes nothing has no entry, so an entry under this
--- id is another admission's.
+-- id belongs to another admission.
 local function copies_counted(log, id, copies)
   if log.takes == 0 then return end
   for counted = copies, 1, -1 do
@@ -113,8 +114,9 @@ local function copies_counted(log, id, copies)
   end
 end
 
--- Returns how many copies an earlier try has counted, and when; 0 and -1 if it has counted none. A
--- check is admitted whole, so an entry under any charge shows that the check was counted.
+-- Returns how many copies an earlier try has counted, and when. Returns 0 and -1 if it has counted
+-- none. All charges of a check are counted together, so an entry under any of them shows that the
+-- check was counted.
 local function counted_before(logs, id, copies)
   local counted, at, is_exact = 0, -1, false
   for _, log in ipairs(logs) do
@@ -122,7 +124,7 @@ local function counted_before(logs, id, copies)
     if before then
       counted = math.max(counted, before)
       if log.lease then time = time + log.window - log.lease end
-      -- An exact log tells the time best. A place's time is that of its last renewal.
+      -- An exact log has the most precise time. A place's time is only that of its last renewal.
       local tells = not log.sub_window and not log.lasts
       if tells and not is_exact or tells == is_exact and time > at then at, is_exact = time, tells end
     end
@@ -130,12 +132,14 @@ local function counted_before(logs, id, copies)
   return counted, at
 end
 
--- How many units a log may still admit. Its total stays in the range in which doubles are exact.
+-- Returns how many more units may be admitted under a log's limit. The total stays in the range in
+-- which doubles are exact.
 local function room_of(log)
   return math.min(log.units - log.used, LARGEST - 1 - log.total)
 end
 
--- Returns how many copies are admitted, and marks the logs in the shadow without capacity for all.
+-- Returns how many copies are admitted. Marks the logs in the shadow that do not have capacity for
+-- all copies.
 local function admissible(logs, copies)
   local admitted = copies
   for _, log in ipairs(logs) do
@@ -151,14 +155,14 @@ local function admissible(logs, copies)
   return admitted
 end
 
--- Errors that fail a whole batch, by words in their texts. They come from the server's state, or
--- from missing permissions. The batch may be sent again.
+-- These words are in the texts of errors that fail a whole batch. Such errors come from the
+-- server's state, or from missing permissions. The batch may be sent again.
 local OF_THE_SERVER = {
   'READONLY', 'NOREPLICAS', 'MISCONF', 'LOADING', 'MASTERDOWN', 'CLUSTERDOWN', 'BUSY', 'NOPERM', 'NOAUTH', 'TRYAGAIN',
   'MOVED', 'ASK ', 'script killed', 'run this command', 'not allowed from script', 'nknown Redis command', 'non local key',
 }
 
--- The reply for a failed charge: its number, and the error.
+-- Returns the reply for a failed charge: its number, and the error.
 local function failure_of(place, problem)
   local message = type(problem) == 'table' and problem.err or problem
   for _, state in ipairs(OF_THE_SERVER) do
@@ -171,7 +175,8 @@ local function failure_of(place, problem)
 end
 
 -- Decides a check, and returns its record. Every charge is read before any is counted, so a refused
--- check does not add entries under any key. `logs.place` is the last charge's number so far.
+-- check does not add entries under any key. `logs.place` is the number of the charge that was last
+-- worked on.
 local function decide_all(logs, charges, k, id, copies, is_again)
   for i, charge in ipairs(charges) do
     logs.place = i
@@ -193,7 +198,7 @@ local function decide_all(logs, charges, k, id, copies, is_again)
       retry = math.max(1, retry)
       has_retry = has_retry or not log.is_shadow
     end
-    -- A check that is refused only because an earlier try was may be tried again at once.
+    -- If a check is refused only because an earlier try was refused, it may be tried again at once.
     if not is_whole and not has_retry and i == #logs then retry = 1 end
     r = write_status(record, r, log, retry, least)
   end

@@ -1,11 +1,11 @@
--- When a counter's estimate falls, in numbers. log.lua says how a counter counts.
+-- Computes when a counter's estimate falls. log.lua explains how a counter counts.
 --
 -- Takes  nothing
 -- Gives  falls_to
 
--- The first moment, not before `from`, at which the estimate is at most `most`. The window that
--- ends at `finish` has the `current` units, and the one before it the `previous` units. Returns
--- `from` if there are none.
+-- Returns the first moment, not before `from`, at which the estimate is at most `most`. The window
+-- that ends at `finish` has the `current` units, and the window before it has the `previous` units.
+-- Returns `from` if there are no units.
 local function falls_to(most, from, window, finish, current, previous)
   while current + previous > 0 do
     if current <= most and from < finish then

@@ -1,30 +1,31 @@
--- How a log counts, whatever the algorithm.
+-- How a log counts under any algorithm.
 --
 -- Takes  add_named, add_to_sum, add_to_total, call, clamped, countable, entries_of, falls_to, FEW,
 --        heads_of, is_expiry_telling, MOST_NAMED, named, named_at, now, outlive, recorded_at,
 --        score_of, shared, sum_at, time_in, time_of, trim
 -- Gives  counts_of, faded, log_falls_to, finish_of, overlapping, read, is_full, count
 --
--- Counter   A sliding window counter, which estimates. Units in the present window of the clock
---           count in full. Units in the previous one count in proportion to how much of it the
---           sliding window still overlaps, rounded up to whole units. Entries with an id count in
---           full. Each window's units are the sum at its end. So the previous window's sum leaves
---           the log, with no unit left to count, when the present window ends.
+-- Counter   A sliding window counter, which estimates the used units. Units in the clock's present
+--           window count in full. Units in the previous window count in proportion to how much of
+--           it the sliding window still overlaps, rounded up to whole units. Entries with an id
+--           count in full. Each window's units are in one sum, which is recorded at the window's
+--           end. So the previous window's sum leaves the log when the present window ends. By then,
+--           none of its units count any more.
 
--- How many of the `previous` units count at `time`, in the window that ends at `finish`. They are
--- from the window before it.
+-- Returns how many of the `previous` units count at `time`, in the window that ends at `finish`.
+-- The `previous` units are from the window before that one.
 local function overlapping(log, previous, finish, time)
   return math.ceil(previous * (finish - time) / log.window)
 end
 
--- The end of the present window. If all entries are ahead of the clock, it is the end of the oldest
--- entry's window.
+-- Returns the end of the present window. If all entries are ahead of the clock, returns the end of
+-- the oldest entry's window instead.
 local function finish_of(log)
   local oldest = log.oldest or 0
   return math.max(log.at, oldest + -oldest % log.window)
 end
 
--- How many units in the previous window no longer count.
+-- Returns how many of the previous window's units no longer count.
 local function faded(log)
   local finish = finish_of(log)
   if not log.is_counter or finish - log.window < (log.oldest or finish) then return 0 end
@@ -32,33 +33,34 @@ local function faded(log)
   return log.previous - overlapping(log, log.previous, finish, now)
 end
 
--- The units in a counter's sums for the present and the previous window, or 0 and 0 for other logs.
+-- Returns the units in a counter's sums for the present and the previous window. For other logs,
+-- returns 0 and 0.
 local function counts_of(log)
   if not log.is_counter then return 0, 0 end
   log.current = log.current or sum_at(log, score_of(finish_of(log)))
   return log.current, log.previous
 end
 
--- The first moment, not before `from`, at which a counter's estimate is at most `most`, or `from`
--- for other logs.
+-- Returns the first moment, not before `from`, at which a counter's estimate is at most `most`. For
+-- other logs, returns `from`.
 local function log_falls_to(log, most, from)
   return falls_to(most, from, log.window, finish_of(log), counts_of(log))
 end
 
--- Reads a charge's key, and drops the entries that have left. Returns a log: all that the charge
--- has, and
+-- Reads a charge's key, and drops the entries that have left. Returns a log, which has all fields
+-- of the charge, and
 --   key
 --   used, total, reserved  the used units, the units in entries, and the reserved units
 --   oldest                 the time under which the oldest entry is recorded, if there is one
 --   has_total, has_held    true if the key has the head for the total, or for the reserved units
---   gone                   how many entries have left and are still in the key
---   at                     the time under which an admission is recorded now
+--   gone                   how many entries have left but are still in the key
+--   at                     the time under which a new admission is recorded
 local function read(charge, key)
   local log = setmetatable({
     key = key, used = 0, total = 0, reserved = 0, gone = 0, at = recorded_at(charge, now),
     has_total = false, has_held = false, previous = 0,  -- a table that grows is slow
     is_counter = charge.later == charge.window, is_reserving = charge.lease and not charge.is_spent,
-    -- Units that have to be left, and units to count.
+    -- `needs` is how many units must still be left, and `takes` is how many will be counted.
     needs = charge.is_spent and 0 or charge.cost, takes = charge.is_left and 0 or charge.cost,
   }, { __index = charge })
   -- Counts the entries that have left, and the heads.
@@ -69,7 +71,7 @@ local function read(charge, key)
     if last[i] == 'used' then log.has_total, log.total = true, units end
     if last[i] == 'held' then log.has_held, log.reserved = true, units end
   end
-  -- If more units are reserved than in the total, another program has written the key.
+  -- If the reserved units exceed the total, another program has written the key.
   log.reserved = math.min(log.reserved, log.total)
   local gone = beyond - heads_of(log)
   if gone > 0 then
@@ -77,19 +79,19 @@ local function read(charge, key)
   elseif not log.has_total then
     log.total = call('ZCARD', key)
   end
-  -- If more entries have left than one check may drop, their units are still in the total. Then
-  -- neither the retry time nor the reset time is known.
+  -- If more entries have left than one check may drop, their units are still in the total. In that
+  -- case, neither the retry time nor the reset time is known.
   log.is_behind = log.has_total and log.gone > 0
   local oldest = gone == 0 and last[2 * beyond + 2]
   if log.total > 0 then log.oldest = oldest and time_in(oldest) or time_of(log, 0) end
   log.used = log.total - faded(log)
-  -- The expiry tells when the oldest entry leaves. That entry was dropped, so the expiry is set
-  -- anew.
+  -- The expiry tells when the oldest entry leaves. The oldest entry was dropped, so the expiry is
+  -- set anew.
   if gone > 0 and not log.sub_window and is_expiry_telling and log.oldest then outlive(log, now) end
   return log
 end
 
--- True if a key has as many named entries as it may have.
+-- Returns true if a key already has as many named entries as it may have.
 local function is_full(log)
   return log.sub_window and call('ZCARD', log.key) >= MOST_NAMED
 end
@@ -107,11 +109,11 @@ local function count(log, id, copies, is_again)
   else
     units = countable(log, units)
     add_to_total(log, units)
-    -- A sum's first unit has set an expiry that is late enough for all. If expiries cannot be read,
-    -- another entry may have set an earlier one, so it is set again.
+    -- When the sum began, it set an expiry that is late enough for all its units. If expiries
+    -- cannot be read, another entry may have set an earlier expiry, so it is set again.
     if add_to_sum(log, log.at, units) and is_expiry_telling then return end
   end
   log.oldest = math.min(log.oldest or time, time)
-  -- With a lease, the entry may be older than the others.
+  -- An entry with a lease may be older than the other entries.
   outlive(log, log.at, log.sub_window or not log.lease)
 end

@@ -1,5 +1,5 @@
--- The fastest path: a lone single unit, in the short form. Nothing in the script is created before
--- this: no function, no table.
+-- The fastest path, for a lone single unit in the short form. Before this, the script does not
+-- create any function or table.
 --
 -- Takes  call, ceil, is_expiry_telling, now, score, short, SLACK, try
 -- Gives  known_expires, known_size

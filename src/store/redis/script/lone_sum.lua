@@ -1,5 +1,5 @@
--- A lone check under a fixed window, counter or compact log, in the short form. Only sums.lua is
--- created for it.
+-- Decides a lone check under a fixed window, counter or compact log, in the short form. Of the
+-- script's functions, only those in estimates.lua and sums.lua are created for it.
 --
 -- Takes  is_expiry_telling, now, short, SLACK, sums
 -- Gives  nothing

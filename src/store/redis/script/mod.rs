@@ -9,8 +9,9 @@ pub(super) static DECIDE: LazyLock<String> =
 const PARTS: &str = concat!(
     include_str!("head.lua"),
     include_str!("lone.lua"),
-    // Functions that few calls need are created by functions, which get what they use from the
-    // files above as arguments: a function that refers to another's locals costs more to create.
+    // Functions that few calls need are created inside wrapper functions. The wrappers get the
+    // values that they use from the files above as arguments, since a function that refers to
+    // another function's locals costs more to create.
     "local function sums(now, SLACK)\n",
     include_str!("estimates.lua"),
     include_str!("sums.lua"),
@@ -32,7 +33,8 @@ const PARTS: &str = concat!(
     include_str!("run.lua"),
 );
 
-/// The script's commands, with arguments under which they change nothing. None creates `KEY`.
+/// The commands that the script uses, with arguments under which they do not change anything. None
+/// creates `KEY`.
 pub(super) const COMMANDS: &str = "TIME, EVAL return 0, ZCARD KEY, ZCOUNT KEY 0 0, ZRANGE KEY 0 0, ZREVRANGE KEY 0 0, \
     ZRANGEBYSCORE KEY 0 0, ZSCORE KEY 0, ZADD KEY XX 0 0, ZREM KEY 0, ZREMRANGEBYRANK KEY 0 0, \
     PEXPIRE KEY 1, PEXPIREAT KEY 1, PEXPIRETIME KEY, UNLINK KEY";

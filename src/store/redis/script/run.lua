@@ -1,10 +1,10 @@
--- Goes through a batch's runs in order, and sends each check the way that decides it.
+-- Goes through a batch's runs in order, and passes each check to the code that decides it.
 --
 -- Takes  call, ceil, general_way, is_expiry_telling, is_server_time, known_expires, known_size,
 --        now, other_ways, score, short, SLACK, sums, try
 -- Gives  nothing
 
--- Preallocated for two charges' figures: a table that grows is slow.
+-- `reply` is preallocated for two charges' figures, since a table that grows is slow.
 local reply, r, a, k = { now, nil, nil, nil, nil }, 1, #ARGV > 2 and 2 or 0, 0
 local take, charge_of, score_of, entries_of, FEW, LOOKED_AT, decide, make_settle, settle, decide_sum
 while k < #KEYS do

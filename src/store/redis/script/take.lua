@@ -5,39 +5,42 @@
 -- Takes  call, ceil, now, score, SLACK, try
 -- Gives  entries_of, FEW, LOOKED_AT, score_of, take
 --
--- Copies that are admitted together share an entry under the first id, with their number and each
--- one's cost. A few copies at cost 1 get their own entries instead. The first id's last byte is 0,
--- and the other copies' count up from it. So any copy's id leads to the entry.
+-- Copies that are admitted together share an entry under the first id. The entry has their number
+-- and each copy's cost. A few copies at cost 1 get separate entries instead. The first id's last
+-- byte is 0, and the last bytes of the other copies' ids count up from there. So any copy's id
+-- leads to the entry.
 --
 -- A concurrent limit is a distributed semaphore, and a place is one permit: a one-unit entry in an
--- exact log. Its process renews the entry as long as the request runs. Its life is the log's
--- window: a place that is not renewed in time is free, such as a dead process's. To free a place,
--- its process removes the entry, without this script. An expired entry may be renewed as long as it
--- is still in the key. Even so, a key never has more entries than the limit has places, since an
--- admission drops expired entries. The exception is a process that takes its lost places again,
--- even beyond the limit. Each place sets the key's expiry to two lives + SLACK from now.
+-- exact log. The process that took the place renews its entry as long as the request runs. A
+-- place's life is the log's window: a place that is not renewed in time, such as a dead process's,
+-- becomes free. To free a place, the process removes the entry, without this script. An expired
+-- entry may be renewed as long as it is still in the key. Even so, a key never has more entries
+-- than the limit has places, since an admission drops expired entries. The exception is a process
+-- that takes its lost places again, even beyond the limit. Each place sets the key's expiry to two
+-- lives + SLACK from now.
 
 local FEW = 4  -- up to 4 copies at cost 1 get an entry each, so that the key needs no total
 local LOOKED_AT = 100  -- the most entries that a check looks at, or moves after a step back of the clock
 
--- The score of an entry at this time. Before 1970, it is a bound beyond which there is no entry.
--- %.0f would take twice the instructions.
+-- Returns the score of an entry at this time. For a time before 1970, returns a bound beyond which
+-- there is no entry. %.0f would take twice as many instructions.
 local function score_of(time)
   if time < 0 then return '(0' end
   local micros = time % 1000000
   return string.format('-%d%06d', (time - micros) / 1000000, micros)
 end
 
--- The scores and members for a few copies at cost 1.
+-- Returns the scores and members for a few copies at cost 1.
 local function entries_of(id, copies)
   if copies == 1 then return score, id end
   return score, id, entries_of(string.sub(id, 1, 7) .. string.char(string.byte(id, 8) + 1), copies - 1)
 end
 
--- Reads the last entries in a log with `size` members, if its expiry does not suffice to count more
--- units. Returns the used units, the microseconds until fewer are used, how many entries have left,
--- and the total, if there is one. If one more unit does not fit, returns the first two, nil, and
--- the retry time. Returns nothing if there is more to do.
+-- Reads the last entries in a log with `size` members. This is needed if the log's expiry does not
+-- tell enough to count more units. Returns the used units, the microseconds until fewer are used,
+-- how many entries have left, and the total, if there is one. If one more unit does not fit,
+-- returns the first two figures, nil, and the retry time. Returns nothing if the general way has to
+-- decide.
 local function examine(key, units, window, size, counted)
   local first, last = now - window, try('ZREVRANGE', key, '0', '1', 'WITHSCORES')
   -- The key has another type, or has reserved units, which the general way reads.
@@ -45,7 +48,7 @@ local function examine(key, units, window, size, counted)
   local total = last[1] == 'used' and last[2]
   local heads, gone, used = total and 2 or 0, 0, tonumber(total)
   if used and used % 1 ~= 0 then return end  -- written by another program
-  -- Mostly, at most one entry has left.
+  -- Usually, at most one entry has left.
   if last[heads + 2] and -last[heads + 2] <= first then gone = 1 end
   if gone == 1 and (total or not last[4] or -last[4] <= first) then
     gone = call('ZCOUNT', key, score_of(first), '+inf') - heads / 2
@@ -54,8 +57,8 @@ local function examine(key, units, window, size, counted)
   end
   if not total then used = size - gone end
   for i = heads + 1, total and heads + 2 * gone or 0, 2 do
-    -- Behind its id, a member has its units, or the number of copies and their cost. After a
-    -- settlement, a point follows, and maybe a time.
+    -- A member's id is followed by its units, or by the number of copies and their cost. After a
+    -- settlement, a point follows, and possibly a time.
     local number, times = string.match(last[i], '^(%d*)%*?(%d*)%.?%d*$', 9)
     -- A member shorter than an id is the head for reserved units, which the general way reads.
     if not number or #last[i] < 8 then return end
@@ -66,15 +69,16 @@ local function examine(key, units, window, size, counted)
   local left = at and -at - first or window
   if left > window then return end
   if used >= 0 and used + counted <= units then return used, left, gone, total end  -- not if the total is no number
-  -- One more unit fits when the oldest leaves. Entries ahead of the clock have to be moved first.
+  -- One more unit fits when the oldest entry leaves. If entries are ahead of the clock, they have
+  -- to be moved first.
   local is_full = gone == 0 and at and not total and counted == 1 and used == units
   if is_full and call('ZCOUNT', key, '-inf', '(' .. score) == 0 then return used, left, nil, left end
 end
 
--- Counts copies of a check from charge `i` in its `figures` on, or refuses the check. Returns this
--- charge's used units, the microseconds until fewer are used, and the retry time after a refusal.
--- Returns nothing if nothing is decided. Appends later charges' two figures to `reply`, which has
--- length `r`.
+-- Counts copies of a check under charge `i` in `figures` and all later charges, or refuses the
+-- check. Returns this charge's used units, the microseconds until fewer are used, and the retry
+-- time after a refusal. Returns nothing if the general way has to decide. Appends the two figures
+-- of each later charge to `reply`, which has length `r`.
 local function take(figures, i, k, id, copies, reply, r, expires, size)
   local key, units, cost, window = KEYS[k + i], struct.unpack('<ddd', figures, 40 * i - 31)
   local lasts = window < 0
@@ -87,9 +91,10 @@ local function take(figures, i, k, id, copies, reply, r, expires, size)
     if counted > units then return end
   else
     used = size or try('ZCARD', key)
-    -- The oldest entry is just leaving when the expiry is two windows + SLACK after it.
+    -- The expiry is two windows + SLACK after the oldest entry, so it tells when that entry leaves.
     left = lasts and window or (expires - 2 * millis - SLACK) * 1000 + window - now
-    -- A log with one unit expires a window earlier than others, so the next unit moves the expiry.
+    -- A log with a single unit expires a window earlier than other logs, so the next unit moves the
+    -- expiry.
     if used == 1 and not lasts then left, expiry = left + millis * 1000, expires + millis end
     -- A difference of less than a millisecond may come from rounding.
     local is_told = left >= 1000 and not (expiry and left > window + 1000)
@@ -104,11 +109,11 @@ local function take(figures, i, k, id, copies, reply, r, expires, size)
       if not gone then return used, left, total_or_retry end
       total = total_or_retry
       expiry = ceil((now + left - window) / 1000) + ((total or used + counted > 1) and 2 or 1) * millis + SLACK
-      -- A later expiry may be from before the clock stepped back.
+      -- A later expiry may have been set before the clock stepped back.
       if expiry == expires or expires and total and gone == 0 and expiry < expires then expiry = nil end
     end
   end
-  -- All charges are looked at before one is counted.
+  -- All charges are looked at before any is counted.
   if #figures > 40 * i + 8 then
     local next_used, next_left, is_refused = take(figures, i + 1, k, id, copies, reply, r)
     if not next_used or is_refused then return end
@@ -129,8 +134,8 @@ local function take(figures, i, k, id, copies, reply, r, expires, size)
   end
   if written ~= added then
     if type(written) == 'table' then return end
-    -- The entry is already there if the server reads the first try after the second. If it still
-    -- counted, the total is restored. If it had left, it is not dropped.
+    -- The entry already exists if the server reads the first try after the second. If the entry
+    -- still counted, the total is restored. If it had left, it is not dropped.
     if total or gone > 0 then
       local left_now = call('ZCOUNT', key, score_of(now - window), '+inf') - (has_total and 1 or 0)
       if total and left_now == gone then
