@@ -165,7 +165,8 @@ impl Charge {
         charge
     }
 
-    /// Returns the same charge under `limit`, for `cost` units that have been [spent](Self::spent).
+    /// Returns a charge of `cost` [spent](Self::spent) units for the same key, under another
+    /// `limit`.
     pub(crate) fn as_spent(&self, limit: Limit, cost: u64) -> Self {
         Self {
             cost: cost.min(limit.most_spent()),
@@ -360,7 +361,7 @@ impl Charge {
     /// charges equal to this one.
     #[cfg(feature = "redis")]
     pub(crate) fn is_interchangeable(&self) -> bool {
-        // Under a counter, the decisions on two equal checks show different figures. Under a
+        // With a counter, two equal checks get different figures in their decisions. With a
         // concurrent limit, each caller has to free exactly the place that its admission has taken.
         let is_told_apart = matches!(
             self.limit.algorithm().kind,

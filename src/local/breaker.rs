@@ -62,7 +62,7 @@ struct FailingPart {
 
 /// A part's state while its breaker is open.
 struct Open {
-    /// The longest deadline for which the breaker is open.
+    /// The breaker stops checks with this deadline or a shorter one.
     deadline: Duration,
     /// The deadline for the next probe, or for the one in flight.
     probe_takes: Duration,

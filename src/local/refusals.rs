@@ -67,7 +67,7 @@ pub(crate) struct Refusals {
 struct Refusal {
     status: LimitStatus,
     cost: u64,
-    /// The newest of the [`Generations`] when the store was asked.
+    /// The newest of the [`Generations`] at the time when this process asked the store.
     generation: u64,
     /// The refusal may be used from this time on.
     asked_at: u64,

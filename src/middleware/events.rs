@@ -31,7 +31,8 @@ impl Events {
         }
     }
 
-    /// Reports a request that the store has not decided, and the failure mode that decides instead.
+    /// Reports a request on which the store has not decided, and the failure mode that decides
+    /// instead.
     pub(crate) fn undecided(
         &self,
         error: &Error,

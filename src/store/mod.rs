@@ -126,8 +126,8 @@ pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + S
 
 /// Decides checks, and remembers the admitted ones. See the [module docs](self).
 ///
-/// Layers and limiters keep a store behind a pointer, so its type is not part of theirs. An `Arc`
-/// of a store is a store, too.
+/// Layers and limiters keep a store behind a pointer, so their own types do not depend on its type.
+/// An `Arc` of a store is a store, too.
 pub trait Store: Send + Sync + 'static {
     /// Decides `check` and, if it is admitted, counts it.
     fn decide(&self, check: Check) -> StoreFuture<Decision>;

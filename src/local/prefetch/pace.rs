@@ -5,8 +5,8 @@
 //! prefetch, and how busy a key must be. Next to the store, all three are as the limit's settings
 //! say. A prefetch has as many units as the key spends in a life at its recent rate.
 
-/// A life is at least this many times the time in which most replies arrive, but at most the
-/// longest life. So a process usually has more time to spend a prefetch than it has waited for it.
+/// Most replies arrive within a certain time. A life lasts at least this many times that long, up
+/// to the longest life. So a process usually has more time to spend a prefetch than it has waited.
 const LEAST_TRIPS: u64 = 4;
 
 /// A task asks for the next prefetch `life / PART_OF_LIFE` earlier than the reply time requires,

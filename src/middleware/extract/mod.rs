@@ -206,7 +206,7 @@ impl KeyError {
         self
     }
 
-    /// Sets the status 401 and this challenge (RFC 9110, section 11.6.1).
+    /// Sets the status to 401, and adds this challenge (RFC 9110, section 11.6.1).
     pub fn unauthorized(mut self, challenge: HeaderValue) -> Self {
         self.status = StatusCode::UNAUTHORIZED;
         self.challenge = Some(challenge);

@@ -112,7 +112,7 @@ impl KeyedLimit {
     ///   the admission. Between the lease's end and the settlement, other clients can spend those
     ///   units. So make the lease longer than most responses take.
     ///
-    /// Layers do not accept a lease without `settle`: see
+    /// A limit with a lease also needs `settle`. Otherwise, layers do not accept it: see
     /// [`RateLimitLayer::limits`](crate::RateLimitLayer::limits).
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = Some(lease);

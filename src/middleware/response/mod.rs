@@ -149,8 +149,8 @@ impl Policy {
         }
     }
 
-    /// Reports a request that the store has not decided. A cost above the limit is not reported,
-    /// since the store is not asked.
+    /// Reports a request on which the store has not decided. A cost above the limit is not
+    /// reported, since the store is not asked.
     #[inline]
     fn report_degraded(
         &self,
@@ -222,7 +222,7 @@ impl Completion {
             degraded,
             details,
         } = self;
-        // If a limit heeds an upstream, the response keeps the upstream's figures.
+        // For a limit that heeds an upstream, the upstream's headers stay in the response.
         let heeds = details.is_some() && policy.limits.iter().any(|limit| limit.heeds_upstream);
         if !heeds && let Some(decision) = settled.or(decision.as_ref()) {
             // An inner layer's rejection keeps its figures, since they match its `Retry-After`.

@@ -303,7 +303,7 @@ impl Drop for ReplyWait<'_> {
     }
 }
 
-/// Turns the replies to removals into numbers.
+/// Converts the replies of several `ZREM` commands into numbers.
 fn numbers(mut replies: Vec<Value>) -> RedisResult<Value> {
     for reply in &mut replies {
         if matches!(reply, Value::ServerError(error) if error.code() == "WRONGTYPE") {

@@ -36,8 +36,8 @@ use crate::{
 /// The default port.
 const DEFAULT_PORT: u16 = 6379;
 
-/// The kind of server, and how the store reaches it: at addresses, or through connections that the
-/// application opens.
+/// The kind of server. The store connects to the addresses of its nodes, or the application opens
+/// the connections.
 #[derive(Clone)]
 pub(crate) enum Topology {
     Node,
@@ -190,10 +190,10 @@ impl Server {
             }
             _ => shared(open(self.nodes[0].clone(), &self.settings.signing_in).await?),
         };
-        // The reply to INFO shows two errors more clearly than a batch's. A server that asks for a
-        // password replies to a whole script with a protocol error, or hangs up. If all of a
-        // server's connections are in use, it hangs up after its first reply. Other errors are
-        // ignored here, since the first batch will get them again.
+        // INFO is sent first, since its reply shows two errors clearly that a batch would not. A
+        // server that asks for a password replies to a whole script with a protocol error, or hangs
+        // up. If all of a server's connections are in use, it hangs up after its first reply. Other
+        // errors are ignored here, since the first batch will get them again.
         let sent = Instant::now();
         let info = connection().req_packed_command(&cmd("INFO")).await;
         distance.store(clock::micros(sent.elapsed()), Ordering::Relaxed);

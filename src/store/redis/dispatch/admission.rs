@@ -314,7 +314,7 @@ mod tests {
     }
 
     /// Four batches are in flight, and leave together every 40 ms. Then the server pauses for a
-    /// second, or becomes slow.
+    /// second, or slows down.
     #[test]
     fn a_pause_changes_the_time_per_check_little() {
         for (batches_before, later, most) in [

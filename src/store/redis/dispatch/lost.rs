@@ -37,9 +37,9 @@ pub(super) struct Lost {
 }
 
 impl Common {
-    /// Gives back the units that this check has counted, before this process's next check. The
-    /// refund is sent although its answer is dropped here. If there is no runtime, it is sent
-    /// without a queue.
+    /// Gives back the units that a check has counted. The next check comes after that. The refund
+    /// is sent although its answer is dropped here. If there is no runtime, it is sent without a
+    /// queue.
     pub(super) fn give_back(self: &Arc<Self>, check: &Check, decision: &Decision) {
         let refund = Lost::refund(check, decision, self);
         if let (Some(refund), Ok(dispatcher)) = (refund, self.own_dispatcher()) {

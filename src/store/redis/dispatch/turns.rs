@@ -26,7 +26,8 @@ pub(super) const FEW: usize = 4 * MAX_BATCH;
 pub(super) struct Turns {
     /// The jobs that leave first, in arrival order.
     few: VecDeque<Box<Job>>,
-    /// The jobs behind `few`, by the digest of their first limit and key: one queue each.
+    /// The jobs that leave after `few`. Each first limit and key has its own queue, under its
+    /// digest.
     many: ByDigest<VecDeque<Box<Job>>>,
     /// The digests in `many`, in round-robin order: the first digest's next job leaves next.
     turns: VecDeque<u64>,
