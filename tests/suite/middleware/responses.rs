@@ -371,12 +371,12 @@ async fn a_store_may_refuse_forever() {
             .headers(format)
             .layer(service_fn(hello));
         let response = app.oneshot(request()).await.unwrap();
-        // As many seconds as 2^64 microseconds have.
-        let ever = Some("18446744073710");
-        assert_eq!(
-            figures(response.headers()),
-            [Some("2"), Some("0"), ever, ever]
-        );
+        // As many seconds as 2^64 microseconds have, and by Unix time so many from now.
+        let ever = 18_446_744_073_710_u64;
+        let [limit, remaining, reset, retry] = figures(response.headers());
+        assert_eq!((limit, remaining), (Some("2"), Some("0")));
+        assert_eq!(retry, Some(&*ever.to_string()));
+        assert!(reset.unwrap().parse::<u64>().unwrap() >= ever);
     }
 }
 
