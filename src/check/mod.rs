@@ -71,7 +71,7 @@ pub struct Check {
     mark: Mark,
 }
 
-/// What distinguishes a check from equal checks.
+/// The mark that distinguishes a check from equal checks.
 #[derive(Clone, Copy, Debug)]
 enum Mark {
     None,

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use super::Core;
 use crate::{check::Check, decision::Decision, error::Error, metrics, store::Store};
 
-/// What happens when the store cannot decide in time.
+/// The behavior when the store cannot decide in time.
 ///
 /// Under every failure mode, a refusal stays a refusal, and a layer rejects a request without a
 /// key. A refusal or a ban that the process [knows](crate::Limiter::refusal_cache) stands until its

@@ -70,7 +70,7 @@ use crate::{
 #[must_use]
 pub struct Limiter {
     core: Arc<Core>,
-    /// What happens when the store cannot decide. If the mode has no share, the caller gets an
+    /// The behavior when the store cannot decide. If the mode has no share, the caller gets an
     /// error.
     pub(crate) failure_mode: FailureMode,
 }

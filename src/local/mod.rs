@@ -1,6 +1,6 @@
-//! What this process knows about a store: the circuit breaker, the refusal cache, the RTT estimate,
-//! and the prefetched units that it holds. This module also tracks work that must finish before
-//! shutdown: places to free and calls to complete.
+//! The state that this process keeps about a store: the circuit breaker, the refusal cache, the RTT
+//! estimate, and the prefetched units that it holds. This module also tracks work that must finish
+//! before shutdown: places to free and calls to complete.
 //!
 //! This module lies between plain values, such as limits and checks, and the stores. It uses values
 //! and the clock, but never a store. The trait [`Store`](crate::Store) hands out the

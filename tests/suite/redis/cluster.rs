@@ -47,12 +47,9 @@ async fn a_process_starts_while_a_node_or_a_seed_hangs() {
     for node in &cluster.0 {
         node.run::<()>("CONFIG SET cluster-require-full-coverage no");
     }
-    cluster.0[2].pause();
+    cluster.0[1].pause();
     let source = RedisSource::cluster([cluster.0[0].url()]);
-    let store = RedisStore::builder(source).connect().await;
-    // The first check may be one of the node that hangs.
-    let error = store.err().map(|error| with_causes(&error));
-    assert!(error.is_none_or(|error| error.contains("not within") && !error.contains("opened")));
+    RedisStore::builder(source).connect().await.unwrap();
 }
 
 #[tokio::test]
